@@ -8,7 +8,8 @@ uses min(peak / bound, 1) of it. Two ways to know the bound:
 
 - probed: eight batches of a run, chosen by shape alone, then the rest in the order of the run, each judged and then learnt;
 - prior: one model for all, relative to the first batch of a run, fitted to the other runs alone (and to none that has the same
-  batches as the one that is judged); nothing of the run but its first peak is known.
+  batches as the one that is judged); nothing of the run but its first peak is known. Its bounds hold for each kind of model: at
+  each risk they are those of the kind whose peaks lie farthest above. "unknown kind": it has seen no run of that kind at all.
 
 Then the batches that `build_dynamic_batch_dataloader` makes of a run's texts, as long as the batches were padded to in which they
 were. "prior": nothing is measured. "probed": by a model of eight probes, which learns from each batch. "default": one peak is
@@ -32,7 +33,6 @@ from __future__ import annotations
 import argparse
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import log, sqrt
@@ -194,54 +194,78 @@ def errors(run: Run, share: tuple[float, float]) -> Floats:
 
 @dataclass(frozen=True)
 class Table:
-    """The errors of all runs under one share by length: joined, and their order."""
+    """The errors of all runs under one share by length: joined, in ascending order. Each run weighs alike."""
 
     errors: Floats
-    order: NDArray[np.int64]
+    owners: NDArray[np.int64]
+    weights: Floats
 
-    def bounds(self, weights: Floats) -> list[float]:
-        """What the risks' shares of the weight lie above."""
-        summed = np.cumsum(weights[self.order])
-        return [float(self.errors[self.order][np.searchsorted(summed, (1 - risk) * summed[-1])]) for risk in RISKS]
+    @classmethod
+    def of(cls, runs: list[Run], share: tuple[float, float]) -> Table:
+        joined = np.concatenate([errors(run, share) for run in runs])
+        owners = np.repeat(np.arange(len(runs)), [len(run.peaks) for run in runs])
+        order = np.argsort(joined, kind="stable")
+        return cls(joined[order], owners[order], (1 / np.bincount(owners)[owners])[order])
 
-    def used(self, weights: Floats) -> float:
+    def bounds(self, kinds: list[NDArray[np.bool_]]) -> list[float]:
+        """What the risks' shares lie above, of the runs of the kind in which most lies there."""
+        found = []
+        for kind in kinds:
+            rows = kind[self.owners]
+            errors, summed = self.errors[rows], np.cumsum(self.weights[rows])
+            found.append([float(errors[np.searchsorted(summed, (1 - risk) * summed[-1])]) for risk in RISKS])
+        return [max(of_kinds) for of_kinds in zip(*found)]
+
+    def used(self, kinds: list[NDArray[np.bool_]]) -> float:
         """How much of the limits is used, added up over the risks."""
-        return sum(float(weights @ np.minimum(np.exp(self.errors - bound), 1)) for bound in self.bounds(weights))
+        rows = np.any(kinds, axis=0)[self.owners]
+        errors, weights = self.errors[rows], self.weights[rows]
+        return sum(float(weights @ np.minimum(np.exp(errors - bound), 1)) for bound in self.bounds(kinds))
 
 
-def tables(runs: list[Run]) -> dict[tuple[float, float], Table]:
-    """By share."""
-    joined = {share: np.concatenate([errors(run, share) for run in runs]) for share in SHARES}
-    return {share: Table(one, np.argsort(one, kind="stable")) for share, one in joined.items()}
+def kinds_of(runs: list[Run], chosen: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+    """The chosen runs of each kind of model."""
+    families = np.array([run.family for run in runs])
+    return [chosen & (families == family) for family in np.unique(families[chosen])]
 
 
-def splits(runs: list[Run]) -> Iterator[tuple[NDArray[np.bool_], tuple[float, float], list[float], Floats]]:
-    """For each run: which others have other batches, the share that is best for them, each of which counts alike, its bounds by
-    risk, and how far the run's own peaks are off it."""
-    by_share = tables(runs)
-    owners = np.repeat(np.arange(len(runs)), [len(run.peaks) for run in runs])
-    weights = 1 / np.bincount(owners)[owners]
-    for number, run in enumerate(runs):
-        others = np.array([other != number and not one.alike(run) for other, one in enumerate(runs)])
-        weighed = weights * others[owners]
-        share = max(by_share, key=lambda share: by_share[share].used(weighed))  # called at once
-        yield others, share, by_share[share].bounds(weighed), by_share[share].errors[owners == number]
+class Split(NamedTuple):
+    """What the runs that a prior may know say of one that it does not."""
+
+    known: NDArray[np.bool_]
+    share: tuple[float, float]
+    bounds: list[float]
 
 
-def judged_prior(runs: list[Run]) -> list[dict[float, Floats]]:
+def splits(runs: list[Run], unknown_kind: bool = False) -> list[Split]:
+    """For each run: which others have other batches (and are of another kind), the share that is best for them, and its
+    bounds by risk."""
+    by_share = {share: Table.of(runs, share) for share in SHARES}
+    found = []
+    for run in runs:
+        known = np.array([not one.alike(run) and not (unknown_kind and one.family == run.family) for one in runs])
+        kinds = kinds_of(runs, known)
+        share = max(by_share, key=lambda share: by_share[share].used(kinds))  # called at once
+        found.append(Split(known, share, by_share[share].bounds(kinds)))
+    return found
+
+
+def judged_prior(runs: list[Run], unknown_kind: bool = False) -> list[dict[float, Floats]]:
     """For each run, by risk, peak / bound under a prior that was fitted to the others."""
-    return [{risk: np.exp(own - bound) for risk, bound in zip(RISKS, bounds)} for _, _, bounds, own in splits(runs)]
+    return [
+        {risk: np.exp(errors(run, split.share) - bound) for risk, bound in zip(RISKS, split.bounds)}
+        for run, split in zip(runs, splits(runs, unknown_kind))
+    ]
 
 
 def prior(runs: list[Run]) -> MemoryModel:
     """The prior of all runs."""
-    weights = np.concatenate([np.full(len(run.peaks), 1 / len(run.peaks)) for run in runs])
-    by_share = tables(runs)
-    return prior_with(max(by_share, key=lambda share: by_share[share].used(weights)), runs)
+    kinds = kinds_of(runs, np.ones(len(runs), bool))
+    return prior_with(max(SHARES, key=lambda share: Table.of(runs, share).used(kinds)), runs)
 
 
 def prior_with(share: tuple[float, float], runs: list[Run]) -> MemoryModel:
-    """The prior of this share by length, as sure as it is of these runs."""
+    """The prior of this share by length, as sure as it is of the runs of the kind that it knows least."""
     linear, quadratic = share
     shapes = np.concatenate([run.shapes for run in runs])
     corners = [
@@ -252,15 +276,22 @@ def prior_with(share: tuple[float, float], runs: list[Run]) -> MemoryModel:
     model = MemoryModel.fit(
         corners, [batch * (1 + linear * length + quadratic * length**2) for batch, length in corners]
     )
-    levels = (np.arange(ERRORS_A_RUN) + 0.5) / ERRORS_A_RUN
-    known = np.concatenate([np.quantile(errors(run, share), levels) for run in runs])
+    of_kinds = []
+    for kind in kinds_of(runs, np.ones(len(runs), bool)):
+        found = [np.quantile(errors(runs[n], share), levels(ERRORS_A_RUN)) for n in np.flatnonzero(kind)]
+        of_kinds.append(np.quantile(np.concatenate(found), levels(ERRORS_A_RUN * len(runs))))
     differs, _ = growth([grown(run) for run in runs])
-    return replace(model, margin=Margin.of(known.tolist()), unit="relative", growth=differs)
+    return replace(model, margin=Margin.of(np.max(of_kinds, axis=0).tolist()), unit="relative", growth=differs)
+
+
+def levels(count: int) -> Floats:
+    """So many shares, evenly from 0 to 1."""
+    return (np.arange(count) + 0.5) / count
 
 
 def priors(runs: list[Run]) -> list[MemoryModel]:
     """For each run, the prior of the runs that have other batches."""
-    return [prior_with(share, [runs[n] for n in np.flatnonzero(others)]) for others, share, _, _ in splits(runs)]
+    return [prior_with(split.share, [runs[n] for n in np.flatnonzero(split.known)]) for split in splits(runs)]
 
 
 def probed_models(runs: list[Run]) -> list[MemoryModel]:
@@ -346,7 +377,6 @@ def main() -> None:
         f"{'':<24}{'runs':>5}{'batches':>8}{'risk':>8}{'exceeded':>10}{'95 %':>18}{'used':>8}{'by run: exc.':>13}{'used':>7}"
     )
     online = [probed(run) for run in runs]
-    blind = judged_prior(runs)
     groups = {
         "nllb": ("nllb",),
         "nmt": ("nmt",),
@@ -354,7 +384,8 @@ def main() -> None:
         "nllb + nmt": ("nllb", "nmt"),
         "all": ("nllb", "nmt", "alma"),
     }
-    for way, judged in (("probed", online), ("prior", blind)):
+    prior_ways = {"prior": judged_prior(runs), "unknown kind": judged_prior(runs, unknown_kind=True)}
+    for way, judged in {"probed": online, **prior_ways}.items():
         for name, families in groups.items():
             for risk in RISKS:
                 print(line(f"{way}, {name}", [one for one, run in zip(judged, runs) if run.family in families], risk))

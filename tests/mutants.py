@@ -1446,8 +1446,8 @@ MUTANTS = [
     Mutant(
         "shuffled batches have the same order each epoch",
         "memory/dataloader.py",
-        "self._epoch += 1",
-        "self._epoch += 0",
+        "self.epoch += 1",
+        "self.epoch += 0",
         of("memory/test_dataloader", "test_shuffled_are_the_built_batches_in_another_order_each_epoch"),
     ),
     Mutant(
@@ -1467,14 +1467,14 @@ MUTANTS = [
     Mutant(
         "a peak is learnt before it is predicted",
         "memory/model.py",
-        "self.margin.after(_errors(predicted.max(axis=1), peaks))",
-        "self.margin.after(_errors(peaks, peaks))",
+        "error = float(np.log(peaks[0] / predicted[0, highest]))",
+        "error = 0.0",
         of("memory/test_model", "test_a_peak_is_predicted_before_it_is_learnt"),
     ),
     Mutant(
         "the largest batch is that of the peaks to expect, whatever the risk",
         "memory/model.py",
-        "        factor = self.margin.factor(_share(risk))\n        limit =",
+        '        factor = self.margin.factor(checked_risk("risk", risk))\n        limit =',
         "        factor = 1.0\n        limit =",
         of("memory/test_model", "test_the_largest_batch_is_the_last_whose_bound_is_within_the_limit"),
     ),
@@ -2172,8 +2172,8 @@ MUTANTS = [
     Mutant(
         "the largest batch is found by a quotient that is rounded otherwise than the bound",
         "memory/model.py",
-        "for constant, slope in pieces) * factor <= limit:",
-        "for constant, slope in pieces) <= limit / factor:",
+        "for constant, slope in pieces) * factor, limit)",
+        "for constant, slope in pieces), limit / factor)",
         of("memory/test_model", "test_every_batch_of_many_fits_into_its_own_bound"),
     ),
     # -- groups inside a batch

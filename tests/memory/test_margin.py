@@ -20,6 +20,12 @@ def test_quantiles_of_student(share: float, degrees: int, quantile: float) -> No
     assert student_quantile(1 - share, degrees) == pytest.approx(-quantile, abs=2e-4)
 
 
+def after(margin: Margin, errors: list[float]) -> Margin:
+    for error in errors:
+        margin = margin.after(error)
+    return margin
+
+
 def exceeded(draw: object, risk: float, known: int, rounds: int = 4_000) -> float:
     """How often the next error lies above the margin of those before it."""
     random = np.random.default_rng(1)
@@ -50,8 +56,8 @@ def test_few_errors_bound_the_next_one_where_they_are_normal(risk: float, known:
 @given(st.lists(st.floats(-1, 1), max_size=60), st.lists(st.floats(-1, 1), max_size=5), st.floats(0.001, 0.4))
 @examples(60)
 def test_a_margin_is_bounded_and_grows_as_the_risk_falls(first: list[float], then: list[float], risk: float) -> None:
-    margin = Margin.of(first).after(then)
-    assert margin.counts == Margin.of(then).after(first).counts
+    margin = after(Margin.of(first), then)
+    assert margin.counts == after(Margin.of(then), first).counts
     assert margin.squares == pytest.approx(sum(e**2 for e in first + then))
     assert Margin.from_json(margin.counts, margin.squares, margin.care) == margin
     assert len(margin) == len(first) + len(then)
@@ -78,17 +84,17 @@ def test_errors_that_get_worse_exceed_their_bounds_no_more_often(risk: float) ->
         for error in errors:
             misses += np.exp(error) > margin.factor(risk)
             careless += np.exp(error) > counted.factor(risk)
-            margin, counted, count = margin.after([error]), counted._counted([error]), count + 1
+            margin, counted, count = margin.after(error), counted._counted([error]), count + 1
     assert misses <= risk * count + 3 * np.sqrt(risk * count)
     assert careless > 1.3 * misses
 
 
 def test_care_goes_as_errors_stay_within() -> None:
     margin = Margin.of([0.01] * 200)
-    missed = margin.after([0.5])
+    missed = margin.after(0.5)
     assert missed.care[4] == 39, "one step for each error within, at a risk of 2.5 %"
     assert missed.factor(0.025) > margin.factor(0.025)
-    assert missed.after([0.0] * 39).care[4] == 0
+    assert after(missed, [0.0] * 39).care[4] == 0
     for wrong in ([1] * 7, [151] * 8):
         with pytest.raises(ValueError, match=r"^care must be 8 numbers up to 150"):
             Margin.from_json([], 0.0, wrong)

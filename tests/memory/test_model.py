@@ -243,7 +243,7 @@ def test_it_prints_what_it_knows() -> None:
         (
             lambda: MemoryModel.fit([1, 2], [3, 4]),
             ValueError,
-            "shapes must be (n, 2) or (n, 3): batch and length, or source",
+            "shapes must be (n, 2) or (n, 3), at least one: batch and length, or source",
         ),
         (lambda: MemoryModel.fit([(1, 2.5)] * 2, [3, 4]), TypeError, "shapes must be integers (got float64)"),
         (
@@ -251,7 +251,7 @@ def test_it_prints_what_it_knows() -> None:
             ValueError,
             "peak_bytes must have one peak a shape, (2,) (got (1,))",
         ),
-        (lambda: MemoryModel.fit([(1, 2), (2, 0)], [3, 4]), ValueError, "(shape 1 has [2.0, 0.0])"),
+        (lambda: MemoryModel.fit([(1, 2), (2, 0)], [3, 4]), ValueError, "(shape 1 is batch 2 of length 0)"),
         (
             lambda: MemoryModel.fit([(1, 2), (2, 2)], [3, 0]),
             ValueError,
@@ -276,7 +276,11 @@ def test_it_prints_what_it_knows() -> None:
         ),
         (lambda: model_of(1, 1, 1, 1).anchored(1, 5, 0), ValueError, "peak_bytes must be positive (got 0)"),
         (lambda: spread_shapes([(1, 2)], count=0), ValueError, "count must be at least 1 shape (got 0)"),
-        (lambda: spread_shapes([]), ValueError, "shapes must be (n, 2) or (n, 3), at least one (got (0,))"),
+        (
+            lambda: spread_shapes([]),
+            ValueError,
+            "shapes must be (n, 2) or (n, 3), at least one: batch and length, or source and target (got (0,))",
+        ),
     ],
 )
 def test_what_is_refused(make: Callable[[], object], error: type[Exception], message: str) -> None:

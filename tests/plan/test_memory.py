@@ -114,10 +114,10 @@ def test_a_first_batch_that_fits_may_always_be_made(lengths: list[int], batch: i
 
 def test_the_pretrained_model_needs_a_reference() -> None:
     prior = bf.memory.MemoryModel.pretrained()
-    plan = bf.MemoryBudget(prior, reference=(80, 256)).plan([256] * 80 + [64] * 100)
+    plan = bf.MemoryBudget(prior, reference=(80, 256), risk=0.1).plan([256] * 80 + [64] * 100)
     assert plan.padded_sizes.tolist()[0] == 80
     assert plan.padded_sizes.tolist()[1] > 80
-    assert bf.MemoryBudget(prior.anchored(8, 256, 2e9), 4e9).plan([256] * 20).padded_sizes.tolist()[0] > 8
+    assert bf.MemoryBudget(prior.anchored(8, 256, 2e9), 8e9).plan([256] * 20).padded_sizes.tolist()[0] > 8
     with pytest.raises(
         ValueError, match=r"^this model knows no bytes, only the ratio of two peaks \(got limit_bytes=8,000,000,000\). "
     ):

@@ -20,16 +20,12 @@ if TYPE_CHECKING:
     from brimful.oom.simulated import SimulatedOOM
 
 _MODULES: Final = {
-    "DynamicBatchDataLoader": "memory.dataloader",
-    "OomGuard": "oom.guard",
-    "SimulatedOOM": "oom.simulated",
-    "estimate": "memory.fake",
-    "estimator": "memory.fake",
-    "meter_on": "memory.device",
-    "oom_guard": "oom.guard",
-    "oom_safe": "oom.generation",
-    "oom_safe_generate": "oom.generation",
-    "probe": "memory.device",
+    "memory.dataloader": ("DynamicBatchDataLoader",),
+    "memory.device": ("meter_on", "probe"),
+    "memory.fake": ("estimate", "estimator"),
+    "oom.generation": ("oom_safe", "oom_safe_generate"),
+    "oom.guard": ("OomGuard", "oom_guard"),
+    "oom.simulated": ("SimulatedOOM",),
 }
 
 __all__ = [
@@ -52,9 +48,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # A module of one of these names would take the name's place once it is imported.
-    if name not in _MODULES:
-        raise AttributeError(f"module 'brimful.memory' has no attribute {name!r}")
-    return getattr(import_module(f"brimful.{_MODULES[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"brimful.{module}"), name)
+    raise AttributeError(f"module 'brimful.memory' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

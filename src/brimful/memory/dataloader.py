@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from brimful.core.errors import integer, logger, name_of, truth, warn_once
+from brimful.core.once import once
 from brimful.core.random import key, permutation
-from brimful.memory.device import ReportedPeaks, StepPeaks
+from brimful.memory.device import PeaksBetween, ReportedPeaks, StepPeaks
 from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
 from brimful.memory.model import MemoryModel
 from brimful.memory.recut import Padding, recut
@@ -101,7 +102,6 @@ def build_dynamic_batch_dataloader(
         >>> next(iter(loader))["input_ids"].tolist()
         [[1, 1, 1], [0, 1, 1]]
     """
-    batch_size = integer("batch_size", batch_size, 1, "text")
     limit = integer("max_input_token_length", max_input_token_length, 1, "token")
     num_workers, seed = integer("num_workers", num_workers), integer("seed", seed)
     truth("shuffle", shuffle)
@@ -188,7 +188,7 @@ class DynamicBatchDataLoader(DataLoader[Any]):
         padding = Padding.seen(collator(texts), [collator([text]) for text in texts], collator.multiple)
         return batches if padding is None else recut(batches, self._batches.cut(), padding)
 
-    def _watched(self, batches: Iterator[Any], peaks: StepPeaks | ReportedPeaks) -> Iterator[Any]:
+    def _watched(self, batches: Iterator[Any], peaks: PeaksBetween) -> Iterator[Any]:
         for batch in batches:
             rows, length = batch["input_ids"].shape
             ooms, split = of_all_guards.ooms, of_all_guards.split
@@ -202,6 +202,7 @@ class DynamicBatchDataLoader(DataLoader[Any]):
                 self._batches.sizes = self._batches.sizes.learnt(rows, length, peak)
 
 
+@dataclass(eq=False)
 class DynamicBatches:
     """The numbers of the texts of each batch: a batch sampler.
 
@@ -213,47 +214,41 @@ class DynamicBatches:
         peaks: tells them; None: nothing is learnt.
     """
 
+    order: IntArray
+    padded: IntArray
     sizes: FirstBatchSizes
-    peaks: StepPeaks | ReportedPeaks | None
-
-    def __init__(
-        self,
-        order: IntArray,
-        padded: IntArray,
-        sizes: FirstBatchSizes,
-        seed: int | None,
-        peaks: StepPeaks | ReportedPeaks | None,
-    ) -> None:
-        self.sizes, self.peaks = sizes, peaks
-        self._order, self._padded, self._seed, self._epoch = order, padded, seed, 0
-        self._count: int | None = None
+    seed: int | None
+    peaks: PeaksBetween | None
+    epoch: int = field(default=0, init=False)
 
     @property
     def ends(self) -> list[int] | None:
         """The longest text and the shortest; None without texts, and where batches are shuffled."""
-        return self._order[[0, -1]].tolist() if len(self._order) and self._seed is None else None
+        return self.order[[0, -1]].tolist() if len(self.order) and self.seed is None else None
 
     def cut(self) -> Iterator[slice]:
         """The parts of the order, each by the sizes known when it is asked for."""
-        return cut_lazily(self._padded, lambda: self.sizes)
+        return cut_lazily(self.padded, lambda: self.sizes)
 
     def __iter__(self) -> Iterator[list[int]]:
         parts: Iterable[slice] = self.cut()
-        if self._seed is not None:
+        if self.seed is not None:
             built = list(parts)
-            parts = [built[number] for number in permutation(len(built), key(self._seed, self._epoch)).tolist()]
-            self._epoch += 1
+            parts = [built[number] for number in permutation(len(built), key(self.seed, self.epoch)).tolist()]
+            self.epoch += 1
         for part in parts:
-            yield self._order[part].tolist()
+            yield self.order[part].tolist()
 
     def __len__(self) -> int:
         if self.peaks is not None:
             raise TypeError(
                 "the number of batches is not known: their sizes follow the peaks that memory_model learns from"
             )
-        if self._count is None:
-            self._count = sum(1 for _ in self.cut())
         return self._count
+
+    @once
+    def _count(self) -> int:
+        return sum(1 for _ in self.cut())
 
 
 @dataclass(frozen=True)
@@ -372,7 +367,7 @@ def _model(given: PeakModel | str | os.PathLike[str] | None) -> PeakModel:
     return given
 
 
-def _peaks(model: Any, peak_bytes: Callable[[], float | None] | None) -> StepPeaks | ReportedPeaks | None:
+def _peaks(model: Any, peak_bytes: Callable[[], float | None] | None) -> PeaksBetween | None:
     """What tells the peaks from which a model learns; None where nothing does, or it takes none."""
     reported = None if peak_bytes is None else ReportedPeaks(peak_bytes)
     if not hasattr(model, "refined") or (model.unit == "relative" and model.growth is None):

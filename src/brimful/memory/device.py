@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from numpy.typing import ArrayLike
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from brimful.core.errors import positive
 from brimful.memory.peaks import Meter, Peaks, measured
-from brimful.oom.exhaustion import is_oom
+from brimful.oom.exhaustion import free, is_oom
 from brimful.plan.memory import Length
 
 BLOCK_BYTES: Final = 512
@@ -64,18 +64,15 @@ def meter_on(device: Any, step: Callable[[Any], object], make_batch: Callable[[i
         4096.0
     """
     place = as_device(device)
-    run = _on_cpu if place.type == "cpu" else _on_cuda
 
     def meter(batch: int, length: Length) -> float:
         gc.collect()  # cycles of the step before would count as held
         try:
-            return run(place, lambda: step(make_batch(batch, length)))
+            return _peak(place, lambda: step(make_batch(batch, length)))
         except (RuntimeError, MemoryError) as error:
             if not is_oom(error):
                 raise
-        gc.collect()  # here, where the error no longer holds the step's tensors
-        if place.type == "cuda":
-            torch.cuda.empty_cache()
+        free()  # here, where the error no longer holds the step's tensors
         return inf
 
     return meter
@@ -98,13 +95,11 @@ def as_device(device: Any) -> Any:
     return place
 
 
-def _on_cpu(place: Any, run: Callable[[], object]) -> float:
-    with TrackedMemory() as memory:
-        run()
-    return float(memory.peak_bytes)
-
-
-def _on_cuda(place: Any, run: Callable[[], object]) -> float:
+def _peak(place: Any, run: Callable[[], object]) -> float:
+    if place.type == "cpu":
+        with TrackedMemory() as memory:
+            run()
+        return float(memory.peak_bytes)
     torch.cuda.synchronize(place)
     torch.cuda.reset_peak_memory_stats(place)
     run()
@@ -244,3 +239,7 @@ class ReportedPeaks:
         if positive("what peak_bytes gives", peak) > MOST_BYTES:
             raise ValueError(f"what peak_bytes gives must be at most {MOST_BYTES:,} bytes (got {peak:,})")
         return float(peak)
+
+
+PeaksBetween: TypeAlias = StepPeaks | ReportedPeaks
+"""What tells the peak between two calls, `begin` and `end`."""

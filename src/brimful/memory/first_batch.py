@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from brimful.core.errors import finite, positive, settle
-from brimful.core.once import once, settings_of
-from brimful.plan.memory import PeakModel
+from brimful.core.once import once
+from brimful.plan.memory import PeakModel, checked_risk
 from brimful.plan.plan import IntArray
 
 SHARE: Final = 0.95
@@ -42,9 +42,9 @@ class FirstBatchSizes:
     Price: .2 ms a length; `learnt` .3 ms.
     Example:
         >>> from brimful.memory import MemoryModel
-        >>> sizes = FirstBatchSizes(MemoryModel.pretrained(), 16, 400, risk=0.05)
+        >>> sizes = FirstBatchSizes(MemoryModel.pretrained(), 16, 400, risk=0.1)
         >>> [sizes.rows(length) for length in (400, 200, 100, 20)]
-        [16, 19, 20, 20]
+        [16, 19, 20, 22]
     """
 
     model: PeakModel
@@ -60,17 +60,13 @@ class FirstBatchSizes:
     def __post_init__(self) -> None:
         settle(self, "batch_size", 1, "text")
         settle(self, "steps", 1, "size")
-        if not 0 < finite("threshold", self.risk) < 1:
-            raise ValueError(f"threshold, the risk, must be between 0 and 1 (got {self.risk})")
+        checked_risk("threshold, the risk,", self.risk)
         if finite("batch_end_range", self.end) < positive("batch_start_range", self.start):
             raise ValueError(f"batch_end_range must be at least batch_start_range={self.start} (got {self.end})")
         if self.model.num_lengths != 1:
             raise ValueError(
                 "this model knows peaks by source and target length, and texts have one; fit it with (n, 2)"
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return settings_of(self)
 
     @once
     def choices(self) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil, cos, exp, floor, log, pi, sin, sqrt
+from operator import mul
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -81,12 +82,9 @@ class Margin:
             raise ValueError(f"care must be {len(_RISKS)} numbers up to {_MOST_CARE} (got {cared})")
         return cls(found, float(squares), cared)
 
-    def after(self, errors: list[float]) -> Margin:
-        """The margin that knows these errors too, which came in this order."""
-        margin = self
-        for error in errors:
-            margin = replace(margin._counted([error]), care=margin._care_after(error))
-        return margin
+    def after(self, error: float) -> Margin:
+        """The margin that knows this error too, the next one."""
+        return replace(self._counted([error]), care=self._care_after(error))
 
     def _counted(self, errors: list[float]) -> Margin:
         counts = Counter(dict(self.counts))
@@ -108,11 +106,6 @@ class Margin:
     def __len__(self) -> int:
         return sum(number for _, number in self.counts)
 
-    @property
-    def spread(self) -> float:
-        """The root mean square of the errors, and of what is taken for granted at first."""
-        return sqrt((_BEGIN_COUNT * _BEGIN_SPREAD**2 + self.squares) / (_BEGIN_COUNT + len(self)))
-
     def factor(self, risk: float) -> float:
         """The factor for predictions, so that a peak lies above with at most this risk; at least 1."""
         if self.care:
@@ -121,7 +114,9 @@ class Margin:
         rank = ceil((known + 1) * (1 - risk))
         if rank <= known:
             return exp(max(self._at_rank(rank), 0.0))
-        by_spread = self.spread * student_quantile(1 - risk, _BEGIN_COUNT + known)
+        degrees = _BEGIN_COUNT + known
+        spread = sqrt((_BEGIN_COUNT * _BEGIN_SPREAD**2 + self.squares) / degrees)
+        by_spread = spread * student_quantile(1 - risk, degrees)
         return exp(max(by_spread, self._at_rank(known) if known else 0.0, 0.0))
 
     def _at_rank(self, rank: int) -> float:
@@ -153,10 +148,8 @@ def student_quantile(share: float, degrees: int) -> float:
 
 def _student_share(angle: float, degrees: int) -> float:
     """Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4."""
-    square = cos(angle) ** 2
+    factors = [n / (n + 1) * cos(angle) ** 2 for n in range(1 + degrees % 2, degrees - 2, 2)]
+    series: float = 1 + sum(accumulate(factors, mul))
     if degrees % 2 == 0:
-        factors = [(2 * n - 1) / (2 * n) * square for n in range(1, degrees // 2)]
-        return 0.5 + sin(angle) / 2 * (1 + sum(accumulate(factors, lambda one, other: one * other)))
-    factors = [2 * n / (2 * n + 1) * square for n in range(1, (degrees - 1) // 2)]
-    inner = sin(angle) * cos(angle) * (1 + sum(accumulate(factors, lambda one, other: one * other)))
-    return 0.5 + (angle + (inner if degrees > 1 else 0.0)) / pi
+        return 0.5 + sin(angle) / 2 * series
+    return 0.5 + (angle + (sin(angle) * cos(angle) * series if degrees > 1 else 0.0)) / pi

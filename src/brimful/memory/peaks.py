@@ -63,22 +63,21 @@ def measured(meter: Meter, shapes: ArrayLike) -> Peaks:
     Raises:
         ValueError: no shapes, or the smallest does not fit.
     """
-    table = _checked(shapes)
+    table = checked_shapes(shapes)
     slots = table[:, 0] * table[:, 1:].sum(axis=1)
     smallest = table[np.argmin(slots)]
     if not isfinite(meter(*_shape(smallest))):
         raise ValueError(f"the smallest shape, {_words(smallest)}, runs out of memory; probe smaller ones")
-    found: dict[int, float] = {}
+    peaks = np.zeros(len(table))
     for number in np.argsort(-slots, kind="stable").tolist():
-        hopeless = any(peak == inf and (table[number] >= table[other]).all() for other, peak in found.items())
+        hopeless = (table[number] >= table[peaks == inf]).all(axis=1).any()
         try:
-            found[number] = inf if hopeless else meter(*_shape(table[number]))
+            peaks[number] = inf if hopeless else meter(*_shape(table[number]))
         except Exception as error:
             error.add_note(f"measuring {_words(table[number])}")
             raise
-    fits = np.array([isfinite(found[number]) for number in range(len(table))])
-    peaks = [round(found[number]) for number in np.flatnonzero(fits).tolist()]
-    return Peaks(table[fits], np.array(peaks, dtype=np.int64), table[~fits])
+    fits = np.isfinite(peaks)
+    return Peaks(table[fits], np.rint(peaks[fits]).astype(np.int64), table[~fits])
 
 
 def spread_shapes(shapes: ArrayLike, *, count: int = 8) -> NDArray[np.int64]:
@@ -90,16 +89,14 @@ def spread_shapes(shapes: ArrayLike, *, count: int = 8) -> NDArray[np.int64]:
             logarithms, each divided by its range.
         count: how many. If there are fewer distinct shapes, all of them.
     Raises:
-        ValueError: no shapes, or a count below 1.
+        TypeError, ValueError: no shapes, or others than integers from 1 on, or a count below 1.
     Source: farthest-first traversal (Gonzalez, 1985). Price: count x n.
     Example:
         >>> spread_shapes([(1, 10), (2, 500), (8, 500), (8, 12), (1, 480)], count=4).tolist()
         [2, 0, 4, 3]
     """
     count = integer("count", count, 1, "shape")
-    table = np.asarray(shapes, dtype=np.float64)
-    if table.ndim != 2 or not len(table):
-        raise ValueError(f"shapes must be (n, 2) or (n, 3), at least one (got {table.shape})")
+    table = checked_shapes(shapes)
     places = np.log(table)
     places = (places - places.min(axis=0)) / np.maximum(np.ptp(places, axis=0), 1e-9)
     chosen = [int((table[:, 0] * table[:, 1:].sum(axis=1)).argmax())]
@@ -170,7 +167,7 @@ def _next(low: tuple[int, float], high: tuple[int, float], rise: float, limit: f
     return min(max(guess, low[0] + 1), high[0] - 1)
 
 
-def _checked(shapes: ArrayLike) -> NDArray[np.int64]:
+def checked_shapes(shapes: ArrayLike) -> NDArray[np.int64]:
     """Shapes as int64, (n, 2) or (n, 3).
 
     Raises:
@@ -178,9 +175,8 @@ def _checked(shapes: ArrayLike) -> NDArray[np.int64]:
     """
     table = np.asarray(shapes)
     if table.ndim != 2 or table.shape[1] not in (2, 3) or not len(table):
-        raise ValueError(
-            f"shapes must be (n, 2) or (n, 3), at least one: batch and length, or both (got {table.shape})"
-        )
+        words = "shapes must be (n, 2) or (n, 3), at least one: batch and length, or source and target"
+        raise ValueError(f"{words} (got {table.shape})")
     if table.dtype.kind not in "iu":
         raise TypeError(f"shapes must be integers (got {table.dtype})")
     if table.min() < 1:

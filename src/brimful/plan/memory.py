@@ -27,6 +27,18 @@ FAR: Final = 2
 _MULTIPLE = 8  # of which friendly batch sizes are multiples; below, powers of two
 
 
+def checked_risk(name: str, risk: Any) -> float:
+    """Refuses a risk that is no share.
+
+    >>> checked_risk("risk", 1)
+    Traceback (most recent call last):
+    ValueError: risk must be between 0 and 1 (got 1)
+    """
+    if not 0 < finite(name, risk) < 1:
+        raise ValueError(f"{name} must be between 0 and 1 (got {risk})")
+    return float(risk)
+
+
 class PeakModel(Protocol):
     """An object that predicts the memory of a shape: a `MemoryModel`, or your own with these members.
 
@@ -103,8 +115,7 @@ class MemoryBudget:
                 )
         else:
             object.__setattr__(self, "reference", _reference(self.reference, self.model.num_lengths))
-        if not 0 < finite("risk", self.risk) < 1:
-            raise ValueError(f"risk must be between 0 and 1 (got {self.risk})")
+        checked_risk("risk", self.risk)
         one_of("batch_sizes", self.batch_sizes, *get_args(BatchSizes))
         one_of("order", self.order, *get_args(Order))
         token: Length = 1 if self.model.num_lengths == 1 else (1, 1)
@@ -220,14 +231,13 @@ _said: Final[set[str]] = set()
 """The kinds of lengths that were warned of in this process."""
 
 
-def _reference(reference: object, num_lengths: int) -> tuple[int, Length]:
+def _reference(reference: Any, num_lengths: int) -> tuple[int, Length]:
     """A reference, checked: ints of Python's."""
     whole = partial(integer, "reference", least=1)
-    if isinstance(reference, (tuple, list)) and len(reference) == 2:
-        batch, length = reference
-        if num_lengths == 1:
+    match num_lengths, reference:
+        case 1, (batch, length):
             return whole(batch), whole(length)
-        if isinstance(length, (tuple, list)) and len(length) == 2:
-            return whole(batch), (whole(length[0]), whole(length[1]))
+        case 2, (batch, (source, target)):
+            return whole(batch), (whole(source), whole(target))
     shape = "(batch, length)" if num_lengths == 1 else "(batch, (source length, target length))"
     raise TypeError(f"reference must be {shape} (got {reference!r})")
