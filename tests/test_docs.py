@@ -86,3 +86,7 @@ def odd_arguments() -> Iterator[tuple[str, set[str]]]:
             known = inspect.signature(what).parameters.keys() - {"self", "cls"}
             if wrong := (told - {"the rest"}) ^ (told & known if "the rest" in told else known):
                 yield name, wrong
+
+
+def test_decisions_are_short() -> None:
+    assert len((DOCS / "decisions.md").read_text("utf-8").split()) <= 4_000
