@@ -36,7 +36,7 @@ def test_read_ahead_gives_all_items_in_order_and_the_thread_closes_what_it_ran()
     log: list[str] = []
     assert list(read_ahead(lambda: counting(100, log), 3, "test")) == list(range(100))
     assert log == ["brimful-test", "brimful-test"]
-    assert threads_left(0) == []
+    assert "brimful-test" not in threads_left(0)
 
 
 def test_read_ahead_holds_no_more_than_its_depth_and_one_in_the_making() -> None:

@@ -59,7 +59,7 @@ class BatchPlanner(ABC):
         """How many rows the first window needs, where windows of few rows give the same batches; 0: they do not."""
         return 0
 
-    first_share = 0.0
+    first_share: float = 0.0
     """How much of an automatic window the first one of a stream has, besides at least 1,024 rows."""
 
     @property
@@ -158,7 +158,7 @@ class ByPacking(BatchPlanner):
 
     verb = "pack"
     packs = True
-    first_share = 0.4  # 100 of 250 batches: what the last of them lacks is padding
+    first_share: float = 0.4  # 100 of 250 batches: what the last of them lacks is padding
 
     @property
     def sizing(self) -> Policy:

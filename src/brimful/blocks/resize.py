@@ -104,7 +104,7 @@ class Cursor:
         self._stage = stage
         self._before, self._taken, self._crc = before, taken, crc
         self._items = None if before == END else coalesced(stage, before)
-        self.rest = EMPTY  # of the block at hand
+        self.rest: Block = EMPTY  # of the block at hand
         self._after = before
 
     @property

@@ -36,7 +36,7 @@ class Arrow(ColumnarFormat):
     """Arrow IPC, files (also called Feather) and streams (as Hugging Face's data sets are kept), told apart by how they begin."""
 
     name = "arrow"
-    extensions = (".arrow", ".ipc", ".feather")
+    extensions: tuple[str, ...] = (".arrow", ".ipc", ".feather")
 
     def columns(self, file: PrefetchedFile) -> pa.Schema | None:
         messages = Messages(file)

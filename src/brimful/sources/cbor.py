@@ -37,7 +37,7 @@ class Cbor(Format):
     """
 
     name = "cbor"
-    extensions = (".cbor",)
+    extensions: tuple[str, ...] = (".cbor",)
     unit = "row"
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:

@@ -34,7 +34,7 @@ class ColumnarFormat(Format):
 
     compressed = False
     unit = "row"
-    start = (0, 0, 0, 0)
+    start: Position = (0, 0, 0, 0)
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         pass

@@ -65,7 +65,9 @@ class Delimited(Format):
     unit = "line"
 
     def __init__(self, name: str, delimiter: str) -> None:
-        self.name, self.extensions, self._delimiter = name, (f".{name}",), delimiter
+        self.name: str = name
+        self.extensions: tuple[str, ...] = (f".{name}",)
+        self._delimiter = delimiter
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         if schema is not None and schema.names:

@@ -21,7 +21,7 @@ class Parquet(ColumnarFormat):
     """Parquet: row groups, and a footer that says where the columns of each are."""
 
     name = "parquet"
-    extensions = (".parquet", ".pq")
+    extensions: tuple[str, ...] = (".parquet", ".pq")
 
     def columns(self, file: PrefetchedFile) -> pa.Schema | None:
         opened = _opened(file)

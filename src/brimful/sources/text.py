@@ -20,7 +20,7 @@ class Text(Format):
     """Lines of text: each a row {"text": ...}, without its newline; blank lines stay."""
 
     name = "text"
-    extensions = (".txt",)
+    extensions: tuple[str, ...] = (".txt",)
     unit = "line"
     schema = SCHEMA
 
