@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import brimful as bf
+from brimful.async_loader import Loaded
 from brimful.batching.batched import Batched, Narrowed
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
@@ -49,9 +50,6 @@ from brimful.core.errors import ORIGIN, origins
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.repeat import Repeat
 from brimful.core.stage import END, Stage, State
-from brimful.device.async_loader import Loaded
-from brimful.device.bucketed import Bucketed, ToBuckets
-from brimful.device.warm_up import Synthetic
 from brimful.encoding.encoders import chat_encoder_for, encoder_for
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
@@ -96,9 +94,11 @@ from brimful.rows.unbatch import Unbatch
 from brimful.rows.zip import Zip
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable, FromTables
+from brimful.tensors.bucketed import Bucketed, ToBuckets
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Nested, Padded
 from brimful.tensors.on_device import OnDevice
+from brimful.warm_up import Synthetic
 
 T = TypeVar("T")
 Make: TypeAlias = Callable[[], Stage[Any]]

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 import brimful
 import brimful as bf
+from brimful.async_loader import Loaded
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.blocks.blocks import Block
 from brimful.core.repeat import Repeat
 from brimful.core.stage import END, Stage, running
 from brimful.dataset import dataset_of
-from brimful.device.async_loader import Loaded
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.interleave import Interleave as IndexInterleave

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOMS = {  # in the order in which data flow, from below; a module imports from its own room and from those with smaller numbers
-    "core": 0, "plan": 1, "grouping": 2, "blocks": 3, "encoding": 4, "rows": 5, "sources": 6, "index": 7, "store": 8, "ray": 9,
-    "batching": 10, "tensors": 11, "isolation": 12, "loader": 12, "batches": 13, "device": 14, "dataset": 15, "read": 16,
-    "testing": 16, "oom": 17, "inference": 18, "memory": 19, "integrations": 20, "__init__": 21, "console": 22, "report": 22,
-    "demo": 23, "cli": 24, "__main__": 25,
+    "core": 0, "plan": 1, "grouping": 2, "blocks": 3, "encoding": 4, "rows": 5, "sources": 6, "index": 7, "store": 8,
+    "ray": 9, "batching": 10, "tensors": 11, "isolation": 12, "loader": 12, "batches": 13, "async_loader": 14,
+    "warm_up": 14, "dataset": 15, "read": 16, "testing": 16, "oom": 17, "inference": 18, "memory": 19,
+    "integrations": 20, "__init__": 21, "console": 22, "report": 22, "demo": 23, "cli": 24, "__main__": 25,
 }  # fmt: skip
 SHARED = {  # what the stages of a room are made of; a stage does not import another
     "rows": {"bos_eos"},
@@ -25,10 +25,10 @@ SHARED = {  # what the stages of a room are made of; a stage does not import ano
     "integrations": {"adapter", "checkpoint", "data", "guard", "loss"},  # of one trainer
 }  # fmt: skip
 TORCH = {
+    "async_loader",
     "batching",
     "cli",
     "demo",
-    "device",
     "grouping",
     "inference",
     "integrations",
@@ -37,6 +37,7 @@ TORCH = {
     "memory",
     "oom",
     "tensors",
+    "warm_up",
 }
 MOST_AT_THE_TOP = 10
 

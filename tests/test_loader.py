@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import brimful as bf
+from brimful.async_loader import AsyncLoader
 from brimful.core.errors import StageError, StateError
 from brimful.core.states import as_text
-from brimful.device.async_loader import AsyncLoader
 from brimful.loader import Loader
 from tests.effort import examples
 

@@ -19,13 +19,12 @@ from brimful.core.log import set_up_log
 
 if TYPE_CHECKING:
     from brimful import grouping, memory, testing
+    from brimful.async_loader import AsyncLoader
     from brimful.batches import Batches
     from brimful.batching.sampler import BatchSampler
     from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
     from brimful.core.states import merge_states
     from brimful.dataset import Dataset, IndexedDataset
-    from brimful.device.async_loader import AsyncLoader
-    from brimful.device.warm_up import warm_up
     from brimful.inference.inference import map_batches_in_order
     from brimful.memory.dataloader import build_dynamic_batch_dataloader
     from brimful.plan import (
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     )
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
+    from brimful.warm_up import warm_up
 
 __version__ = "1.0.0rc1"
 
@@ -106,7 +106,7 @@ __all__ = [
 ]
 
 _MODULE_OF: Final = {
-    "AsyncLoader": "brimful.device.async_loader",
+    "AsyncLoader": "brimful.async_loader",
     "BatchSampler": "brimful.batching.sampler",
     "Batches": "brimful.batches",
     "BrokenError": "brimful.core.errors",
@@ -131,7 +131,7 @@ _MODULE_OF: Final = {
     "merge_states": "brimful.core.states",
     "testing": "brimful.testing",
     "token_mean": "brimful.tensors.loss",
-    "warm_up": "brimful.device.warm_up",
+    "warm_up": "brimful.warm_up",
     "zip_datasets": "brimful.read",
 }
 """Where each name is; all others are in `brimful.plan`."""

@@ -18,11 +18,11 @@ from accelerate.state import GradientState
 from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 
+from brimful.async_loader import AsyncLoader, micro_batches_of
 from brimful.batches import Batches
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
-from brimful.device.async_loader import AsyncLoader, micro_batches_of
 from brimful.integrations.guard import check_shared_out
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader

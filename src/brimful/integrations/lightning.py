@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from brimful.async_loader import AsyncLoader, innermost, micro_batches_of
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import StateError
 from brimful.core.states import joined
-from brimful.device.async_loader import AsyncLoader, innermost, micro_batches_of
 from brimful.integrations.guard import check_shared_out
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader

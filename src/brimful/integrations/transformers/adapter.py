@@ -15,10 +15,10 @@ from transformers import Trainer, TrainerCallback
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from brimful.async_loader import innermost
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
-from brimful.device.async_loader import innermost
 from brimful.integrations.transformers import checkpoint as checkpoint_file
 from brimful.integrations.transformers.data import (
     SKIPPED,

@@ -13,11 +13,11 @@ import torch
 from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
 
+from brimful.async_loader import AsyncLoader, innermost
 from brimful.batches import Batches
 from brimful.core.errors import logger
 from brimful.core.stage import running
 from brimful.dataset import Dataset
-from brimful.device.async_loader import AsyncLoader, innermost
 from brimful.isolation.guard import packed_segments
 from brimful.loader import Loader
 

@@ -18,9 +18,9 @@ from brimful.core.errors import by_name, one_of, truth
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stage import Stage, State, runtime
 from brimful.core.stats import Stats
-from brimful.device.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.loader import Loader
 from brimful.plan import uniform_buckets
+from brimful.tensors.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.tensors.on_device import OnDevice, StaticBuffers, numbered
 
 NUM_BUCKETS: Final = 8
