@@ -1264,7 +1264,7 @@ MUTANTS = [
     ),
     Mutant(
         "a stratified order is a random one",
-        "plan/low_discrepancy.py",
+        "plan/mix.py",
         'ranks[np.argsort(points, kind="stable")] = np.arange(count)',
         "ranks = random.permutation(count, key)",
         of("batching/test_micro_batches", "test_any_batches_in_a_row_have_about_the_mean_length_of_all"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brimful.plan.low_discrepancy import low_discrepancy_order
+from brimful.plan.mix import low_discrepancy_order
 
 
 def discrepancy(shares: np.ndarray, k: int) -> float:

@@ -25,7 +25,7 @@ from brimful.core.repeat import Waiting
 from brimful.core.stage import END, Lane, Stage, State, described, place, running, runtime
 from brimful.plan.balancing import in_turns
 from brimful.plan.budget import SampleCost
-from brimful.plan.low_discrepancy import low_discrepancy_order
+from brimful.plan.mix import low_discrepancy_order
 
 T = TypeVar("T")
 

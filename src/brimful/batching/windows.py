@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, check_replay, visible
 from brimful.blocks.choice import Choice
-from brimful.blocks.ragged import EMPTY, MASK, concat, fingerprint, token_counts, unmasked
+from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, fingerprint, token_counts, unmasked
 from brimful.blocks.texts import TokenizedText, texts_in
-from brimful.core.distinct import distinct
 from brimful.core.once import once
 from brimful.core.repeat import Waiting, endless, passed
 from brimful.core.stage import END, Stage, State, running, runtime

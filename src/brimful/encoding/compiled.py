@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.ragged import Ragged, array_of, gather, offsets_in
-from brimful.core.distinct import distinct
+from brimful.blocks.ragged import Ragged, array_of, distinct, gather, offsets_in
 from brimful.encoding.splittable import (
     CL100K,
     DEEPSEEK_V3,

@@ -11,10 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import array_of, concat
+from brimful.blocks.ragged import array_of, concat, distinct
 from brimful.blocks.schema import united
 from brimful.blocks.several import conformed
-from brimful.core.distinct import distinct
 from brimful.core.once import once
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed

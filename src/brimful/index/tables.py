@@ -16,6 +16,7 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import (
     LABELS,
     concat,
+    distinct,
     fingerprint,
     fixed_bytes,
     has_fixed_bytes,
@@ -28,7 +29,6 @@ from brimful.blocks.ragged import (
     ragged,
     with_column,
 )
-from brimful.core.distinct import distinct
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, origins
 from brimful.core.once import once
 from brimful.index.index import DataIndex, has_labels, label_counts, lengths_by_column, taken

@@ -25,9 +25,8 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, from_samples, visible
-from brimful.blocks.ragged import EMPTY, concat, offsets_of, ragged, with_column
+from brimful.blocks.ragged import EMPTY, concat, distinct, offsets_of, ragged, with_column
 from brimful.blocks.schema import UNFIT, fitting, misfit
-from brimful.core.distinct import distinct
 from brimful.core.errors import ORIGIN, DataError, StateError, integer, origins
 from brimful.core.once import once
 from brimful.core.stage import State, header_difference

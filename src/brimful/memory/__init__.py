@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from brimful.memory.dataloader import DynamicBatchDataLoader
     from brimful.memory.device import meter_on, probe
     from brimful.memory.fake import estimate, estimator
+    from brimful.oom.exhaustion import SimulatedOOM
     from brimful.oom.generation import oom_safe, oom_safe_generate
     from brimful.oom.guard import OomGuard, oom_guard
-    from brimful.oom.simulated import SimulatedOOM
 
 _MODULES: Final = {
     "memory.dataloader": ("DynamicBatchDataLoader",),
@@ -25,7 +25,7 @@ _MODULES: Final = {
     "memory.fake": ("estimate", "estimator"),
     "oom.generation": ("oom_safe", "oom_safe_generate"),
     "oom.guard": ("OomGuard", "oom_guard"),
-    "oom.simulated": ("SimulatedOOM",),
+    "oom.exhaustion": ("SimulatedOOM",),
 }
 
 __all__ = [

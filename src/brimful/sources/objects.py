@@ -17,8 +17,8 @@ import fsspec.asyn
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.blocks.ragged import distinct
 from brimful.core.background import Workers
-from brimful.core.distinct import distinct
 from brimful.core.errors import DataError, logger
 from brimful.sources.faults import OtherContentError, absent, may_have_changed, said, transient
 

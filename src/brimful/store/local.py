@@ -17,8 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import concat, list_array, numpy_of, offsets_of, runs
-from brimful.core.distinct import distinct
+from brimful.blocks.ragged import concat, distinct, list_array, numpy_of, offsets_of, runs
 from brimful.core.errors import DataError
 from brimful.core.once import once
 from brimful.index.index import RowSpans

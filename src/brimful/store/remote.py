@@ -16,9 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import array_of, concat, has_offsets, is_list, list_array, offset_type, offsets_of
+from brimful.blocks.ragged import array_of, concat, distinct, has_offsets, is_list, list_array, offset_type, offsets_of
 from brimful.core.background import Workers
-from brimful.core.distinct import distinct
 from brimful.core.errors import DataError
 from brimful.core.once import once
 from brimful.index.index import RowSet
