@@ -978,7 +978,7 @@ class Dataset:
             drop_last: leave out incomplete batches, counted in `.stats`. With a fixed size each window may have one.
                 With a policy it is the last cut of an epoch.
             shuffle_batches: give the batches of a window in a random order. "stratified" takes a random order in which
-                any k batches in a row cover short and long samples alike (see `plan.low_discrepancy_order`). This holds
+                any k batches in a row cover short and long samples alike (see `plan.mix.low_discrepancy_order`). This holds
                 in each stream of from_files(streams=n). It holds over all streams as long as their windows keep pace.
             micro_batches: how many batches on each rank make one optimizer step. The loop adds up their gradients. With
                 1 or None, the loop may add up the gradients of as many batches as it likes. With k batches, the limit of a

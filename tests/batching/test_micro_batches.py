@@ -15,7 +15,7 @@ import torch
 from torch.distributed import HashStore
 
 import brimful as bf
-from brimful.plan.low_discrepancy import low_discrepancy_order
+from brimful.plan.mix import low_discrepancy_order
 from tests.shards import write
 
 COUNT = 600
