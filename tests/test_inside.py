@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import brimful as bf
 
@@ -134,3 +135,15 @@ def test_a_split_within_a_mixture_shows_its_columns() -> None:
     mixture = bf.interleave_datasets([train, bf.from_iterable([{"id": 1, "text": "a"}])])
     next(iter(mixture))
     assert "id: int64, text: string (null in data set 0)" in repr(mixture)
+
+
+@pytest.mark.parametrize("verb", ["concat_chunk", "pack_chunk"])
+def test_a_pipeline_whose_column_is_missing_is_shown_too(verb: str) -> None:
+    """An error in `print` would end a run that works: of no rows there is no column, and nothing to chunk."""
+    for rows in (bf.from_sequence([]), bf.from_sequence([{"text": "a b"}])):
+        chunks = getattr(rows, verb)(4)
+        assert verb in repr(chunks)
+        assert verb in repr(chunks.batch(2))
+    assert list(getattr(bf.from_sequence([]), verb)(4)) == []
+    with pytest.raises(bf.DataError, match="there is no column 'input_ids'"):
+        list(chunks)

@@ -725,3 +725,15 @@ def test_accelerate_with_a_stateful_loader_resumes_exactly(
     accelerator, loader = prepared()
     accelerator.load_state(str(tmp_path))
     assert numbers(loader) == rest == epoch_of(1)[6:]
+
+
+def test_a_stratified_state_of_the_first_release_is_refused_with_the_way_on() -> None:
+    """It was given the random order, which its state says."""
+    saved = bf.BatchSampler([3] * 50, bf.FixedSize(4), shuffle_batches=True)
+    first = next(iter(saved))
+    state = saved.state_dict(batches_consumed=1)
+    with pytest.raises(bf.StateError, match=r"BatchSampler of 1\.0\.0rc1 .* say shuffle_batches=True"):
+        bf.BatchSampler([3] * 50, bf.FixedSize(4), shuffle_batches="stratified").load_state_dict(state)
+    again = bf.BatchSampler([3] * 50, bf.FixedSize(4), shuffle_batches=True)
+    again.load_state_dict(state)
+    assert [first, *again] == list(bf.BatchSampler([3] * 50, bf.FixedSize(4), shuffle_batches=True))

@@ -45,7 +45,9 @@ class Rechunk(Stage[Block]):
 
     def known_columns(self) -> pa.Schema | None:
         below = self.upstream.known_columns()
-        return None if below is None else pa.schema([below.field(name) for name in self.target_columns])
+        if below is None or not {*self.target_columns} <= {*below.names}:  # whoever reads a row is told what is missing
+            return None
+        return pa.schema([below.field(name) for name in self.target_columns])
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0, 0, 0]

@@ -408,7 +408,8 @@ _REMEDIES: Final = {
     "end the epoch with those that saved it, and begin the next with others, or mix streamed data",
     "weights": "go on with the weights that saved it, or with these all the same by allow={'weights'}",
     "shuffle_batches": "use the pipeline that saved it. With micro_batches, or with balance_cost over streams, True means "
-    "'stratified': without them, say shuffle_batches='stratified'",
+    "'stratified': without them, say shuffle_batches='stratified'. A BatchSampler of 1.0.0rc1 gave the order of True for both: "
+    "to go on with its state, say shuffle_batches=True",
 }
 """The remedy for a setting that differs, by its name."""
 
