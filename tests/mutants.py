@@ -2069,7 +2069,7 @@ MUTANTS = [
     ),
     Mutant(
         "warm_up does not see that a collate_fn makes several shapes of one",
-        "warm_up.py",
+        "warmup.py",
         "zip_longest(sizes[0], sizes[-1])",
         "zip_longest(sizes[0], sizes[0])",
         of("test_warm_up", "test_a_collate_fn_that_makes_several_shapes_of_one_is_refused"),

@@ -98,7 +98,7 @@ from brimful.tensors.bucketed import Bucketed, ToBuckets
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Nested, Padded
 from brimful.tensors.on_device import OnDevice
-from brimful.warm_up import Synthetic
+from brimful.warmup import Synthetic
 
 T = TypeVar("T")
 Make: TypeAlias = Callable[[], Stage[Any]]

@@ -8,13 +8,16 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import brimful as bf
 
 ROOMS = {  # in the order in which data flow, from below; a module imports from its own room and from those with smaller numbers
     "core": 0, "plan": 1, "grouping": 2, "blocks": 3, "encoding": 4, "rows": 5, "sources": 6, "index": 7, "store": 8,
     "ray": 9, "batching": 10, "tensors": 11, "isolation": 12, "loader": 12, "batches": 13, "async_loader": 14,
-    "warm_up": 14, "dataset": 15, "read": 16, "testing": 16, "oom": 17, "inference": 18, "memory": 19,
+    "warmup": 14, "dataset": 15, "read": 16, "testing": 16, "oom": 17, "inference": 18, "memory": 19,
     "integrations": 20, "__init__": 21, "console": 22, "report": 22, "demo": 23, "cli": 24, "__main__": 25,
 }  # fmt: skip
 SHARED = {  # what the stages of a room are made of; a stage does not import another
@@ -37,7 +40,7 @@ TORCH = {
     "memory",
     "oom",
     "tensors",
-    "warm_up",
+    "warmup",
 }
 MOST_AT_THE_TOP = 10
 
@@ -165,3 +168,9 @@ def test_on_the_way_from_shards_to_batches_nothing_imports_pandas(tmp_path: Path
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_no_file_bears_the_name_of_a_public_function() -> None:
+    """Whoever imported the file would have it in place of the function."""
+    taken = {name for name in bf.__all__ if not isinstance(getattr(bf, name), ModuleType)}
+    assert not taken & {module for module in MODULES if "." not in module}

@@ -321,3 +321,13 @@ def test_shapes_say_that_a_collate_fn_makes_its_own(caplog: pytest.LogCaptureFix
         assert data.batch(4, collate_fn=to_longest).shapes() == {(4, 10): 2, (1, 10): 1}
     (message,) = caplog.messages
     assert message.startswith("shapes() counts the shapes as they are planned, and does not see what collate_fn makes")
+
+
+def test_a_mixture_that_never_ends_has_no_shapes_to_count() -> None:
+    one, other = (bf.from_sequence([{"input_ids": [1] * 5}] * 10, repeat=True) for _ in range(2))
+    mixed = bf.interleave_datasets([one, other]).batch_by_tokens(50)
+    for call in (mixed.shapes, lambda: bf.warm_up(print, mixed)):
+        with pytest.raises(TypeError, match=r"a mixture of repeating data has no epochs\. Call take\(n\) first"):
+            call()
+    assert mixed.take(3).shapes() == {(10, 5): 3}
+    assert one.batch_by_tokens(50).shapes() == {(10, 5): 1}

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
-    from brimful.warm_up import warm_up
+    from brimful.warmup import warm_up
 
 __version__ = "1.0.0rc1"
 
@@ -131,7 +131,7 @@ _MODULE_OF: Final = {
     "merge_states": "brimful.core.states",
     "testing": "brimful.testing",
     "token_mean": "brimful.tensors.loss",
-    "warm_up": "brimful.warm_up",
+    "warm_up": "brimful.warmup",
     "zip_datasets": "brimful.read",
 }
 """Where each name is; all others are in `brimful.plan`."""

@@ -379,11 +379,18 @@ class Batches:
         may pad otherwise. Price: the time to plan the epoch. Indexed data read no rows for this. Streamed data are read
         and tokenized.
 
+        Raises:
+            TypeError: the data are a mixture of repeating data, which has no epochs.
+
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [1] * length} for length in (7, 8, 5, 3, 4)])
         >>> samples.batch_by_tokens(16, buckets=[4, 8]).shapes()
         {(2, 8): 2, (1, 4): 1}
         """
+        if self.stage.endless:
+            raise TypeError(
+                "the shapes of these batches cannot be counted: a mixture of repeating data has no epochs. Call take(n) first"
+            )
         if not self.stage.collated.layout.as_tensors:
             warn_once(
                 "shapes() counts the shapes as they are planned, and does not see what collate_fn makes of the samples: "

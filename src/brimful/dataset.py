@@ -115,8 +115,8 @@ class Dataset:
             allow: settings in which the state may differ from this data set. "functions": your functions changed, but
                 give the same rows for the samples already taken. A resume calls them again from the beginning of the
                 open window. "urls": shards were moved, or added at the end. "weights": the weights of a mixture of
-                streams changed. The open window keeps the old ones, and the new ones hold after it. For that, the window
-                is read once more.
+                streams changed. The rows that are read again keep the old ones: the open window, and the blocks of up to
+                4,096 rows in which it lies. The new ones hold after them.
         Raises:
             StateError: the state belongs to another pipeline, or the data have changed since it was saved.
 
@@ -148,9 +148,8 @@ class Dataset:
         return Loader(Samples(self._samples, partial(len, self)))
 
     def __len__(self) -> int:
-        raise TypeError(
-            f"the length of this data set is not known: it is {self.kind} (a DataLoader takes its loader())"
-        )
+        kind = self.kind if self.stage.streamed_by else "a stream of indexed data, by stream()"
+        raise TypeError(f"the length of this data set is not known: it is {kind} (a DataLoader takes its loader())")
 
     def __bool__(self) -> bool:
         return True

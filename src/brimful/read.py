@@ -191,9 +191,9 @@ def from_dataset(
         ValueError: the number of lengths is not the number of samples.
         StageError: (when run) `__getitem__` raised an error, or returned something that is not a row. The error has the
             number of the sample.
-        DataError: (when run) a sample has another length than the one it was planned with, or a sample has no length.
-            Or `lengths` are too small, and a batch of `collate_fn` is over the budget of tokens or cost. brimful sees
-            that in a tensor (B, L) of the length column.
+        DataError: (when run) a sample has no length. Or, without a `collate_fn`, it has another length than the one it was
+            planned with. Or `lengths` are too small, and a batch of `collate_fn` is over the budget of tokens or cost.
+            brimful sees that in a tensor (B, L) of the length column.
     State: [epoch, samples handed on]; for batches [epoch, number of the window, batches handed on]. A state keeps the
         number of samples and a checksum of the lengths.
     Price: measuring fetches all samples once, in every process. To avoid it, save `data.lengths()` and give it as

@@ -26,7 +26,7 @@ import pytest
 import torch
 
 import brimful as bf
-from brimful.core import background
+from brimful.core import background, iterator
 from brimful.core.processes import Remote, dumps
 from brimful.testing import assert_exact_resume
 from tests.effort import times
@@ -486,3 +486,46 @@ def test_a_value_that_python_does_not_know_is_an_error_with_its_row() -> None:
         bf.DataError, match=r"^column 'd' holds what Python cannot \(sequence, row 1\): .*; leave it out \(drop\)"
     ):
         list(bf.from_sequence(times))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whoever_closes_waits_for_a_row_at_most(kind: str) -> None:
+    """Not for the rest of its block, whose rows nobody wants any more: that may take hours."""
+
+    def slow(row: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.02)
+        return row
+
+    it = numbered(4_000).map(slow, max_workers=2, executor_type=kind).iter()
+    for _ in range(60):  # by then the blocks have hundreds of rows
+        next(it)
+    threads = [thread for thread in threading.enumerate() if thread.name == "brimful-map"]
+    it.close()
+    for thread in threads:
+        thread.join(1.0)
+    assert not any(thread.is_alive() for thread in threads)
+    assert threads
+
+
+def test_an_interrupted_next_stops_its_workers_before_it_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = numbered(400).map(dict, max_workers=2, executor_type="process")
+    it = data.iter()
+    next(it)
+    stopped: list[str] = []
+    stop_all, items = iterator.stop_all, it._items
+    assert items is not None
+
+    class Items:
+        def __next__(self) -> Any:
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            stopped.append("closed")
+            items.close()
+
+    monkeypatch.setattr(iterator, "stop_all", lambda running: (stopped.append("stopped"), stop_all(running))[1])
+    it._items = Items()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        next(it)
+    assert stopped[:2] == ["stopped", "closed"]
+    assert len(list(data.iter(it.state_dict()))) == 399

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -45,3 +46,14 @@ def test_a_longer_list_is_an_error_with_its_place(tmp_path: Path) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match=r"^length must be at least 1 token \(got 0\)$"):
         tokens([1]).pad(0, {"input_ids": 0})
+
+
+@pytest.mark.parametrize("value", [None, "", [1], True])
+def test_a_value_that_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"values\['input_ids'\] of pad must be a number \(got "):
+        tokens([1]).pad(8, {"input_ids": value})
+
+
+def test_a_value_that_the_column_cannot_hold_is_refused() -> None:
+    with pytest.raises(bf.DataError, match=r"pad: column 'input_ids' holds int64, which cannot hold its value 2\.5"):
+        list(tokens([1]).pad(8, {"input_ids": 2.5}))  # type: ignore[dict-item]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from brimful.blocks.ragged import array_of, column_of, is_ragged, numpy_of, with_column
 from brimful.blocks.schema import UNFIT, as_column
 from brimful.core import random
+from brimful.core.background import STOPPING, Stopped
 from brimful.core.errors import HIDDEN, ORIGIN, DataError, OnError, StageError, StateError, name_of, skipped, where
 from brimful.core.replay import reached
 from brimful.core.stage import BLOCK_ROWS, Stage, named
@@ -169,7 +170,10 @@ def tried(
         StageError: what `fn` raised, with the row's place.
     """
     keys = column_of(block, KEY).to_pylist() if seeded else ()
+    stopping = STOPPING.get()
     for row, sample in enumerate(rows(block)):
+        if stopping:
+            raise Stopped
         try:
             result = convert(fn(sample, random.generator(keys[row])) if seeded else fn(sample))
         except Exception as error:

@@ -74,6 +74,8 @@ RUN: ContextVar[Running | None] = ContextVar("brimful_run", default=None)
 """All that runs for the iterator whose code this is, in any thread; None outside, and where several iterators share it."""
 
 
+STOPPING: ContextVar[Collection[None]] = ContextVar("brimful_stopping", default=())
+"""No longer empty when nobody waits any more for what this thread runs: whoever calls a function for each row looks at it."""
 KEEPER: ContextVar[Running | None] = ContextVar("brimful_keeper", default=None)
 """The keeper of the workers of an iterator that is made now; None where it keeps them itself."""
 
@@ -259,6 +261,7 @@ class Workers:
         self._open: set[WorkerFuture[Any]] = set()
         self._shared = True
         self._closed = False
+        self._stopping: list[None] = []
         self._number, self._name = number, name
         self._process = os.getpid()
         _running.add(ref(self, _running.discard))
@@ -268,6 +271,7 @@ class Workers:
         context = copy_context()
         if self._shared:
             context.run(RUN.set, None)
+        context.run(STOPPING.set, self._stopping)
         future: WorkerFuture[R] = WorkerFuture()
         self._open.add(future)
         self._tasks.put((future, partial(context.run, fn, *args)))
@@ -286,8 +290,9 @@ class Workers:
             self._tasks.put(None)
 
     def stop(self) -> None:
-        """Cancels what has not begun; what has is not waited for."""
+        """Cancels what has not begun; what has is not waited for, and ends with the row that it is at."""
         self._closed = True
+        self._stopping.append(None)
         if self._calls is not None:
             self._calls.stop()
         for future in list(self._open):

@@ -208,6 +208,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
 
     def _close(self) -> BaseException | None:
         items, self._items = self._items, None
+        stop_all(self._running)  # else what closes below waits for workers that nobody has stopped
         try:
             if items is not None:
                 items.close()

@@ -405,7 +405,8 @@ _REMEDIES: Final = {
     "functions": "go on with the function that saved it, or with this one by allow={'functions'} if it gives the same rows "
     "for the rows that were taken already; another one begins anew, or with the next epoch",
     "fixed_weights": "a place in a mixture of indexed data is counted with its weights, which allow={'weights'} cannot change: "
-    "end the epoch with those that saved it, and begin the next with others, or mix streamed data",
+    "end the epoch with those that saved it (take(n) gives repeating data one), and begin the next with others; or mix streams, "
+    "of files or by stream() of data that repeat",
     "weights": "go on with the weights that saved it, or with these all the same by allow={'weights'}",
     "shuffle_batches": "use the pipeline that saved it. With micro_batches, or with balance_cost over streams, True means "
     "'stratified': without them, say shuffle_batches='stratified'. A BatchSampler of 1.0.0rc1 gave the order of True for both: "

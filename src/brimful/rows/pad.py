@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
@@ -27,6 +28,9 @@ class Pad(Blockwise):
         settle(self, "length", 1, "token")
         if not self.values:
             raise ValueError("values must name at least one column (got none)")
+        for name, value in self.values.items():
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"values[{name!r}] of pad must be a number (got {value!r})")
 
     def apply(self, block: Block) -> Block:
         masked = MASK in self.values or block.schema.get_field_index(MASK) >= 0
@@ -46,6 +50,8 @@ class Pad(Blockwise):
                 f"pad: column {name!r} has {column.lengths[long[0]]:,} values ({where(block, int(long[0]))}), more than "
                 f"length={self.length:,}; chunk, truncate or filter it"
             )
+        if column.values.dtype.kind in "iu" and not float(value).is_integer():
+            raise DataError(f"pad: column {name!r} holds {column.values.dtype}, which cannot hold its value {value}")
         spans = column.spans(np.arange(block.num_rows))
         dtype = kernels.holding(column.values.dtype, value)
         padded = kernels.pad(column.values, *spans, self.length, value, dtype, left=False)

@@ -33,7 +33,7 @@ class Explained(NamedTuple):
         place: where it was read from: "shard a.jsonl, line 1" is the first line. "store tokens, row 0" is `from_store(path)[0]`,
             and "sequence, row 0" the first row of the list. Of a chunk it is the place of its first token.
         first: which of its tokens the piece begins with.
-        length: its tokens here; None where no length column is in the batch.
+        length: its tokens here, as planned; None where the plan has no lengths.
         text: what these stand for, by the tokenizer of the chain. Else the whole text of the sample, if a store keeps it and
             no method has made a stream of the store.
     """
@@ -141,8 +141,9 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
     one = Batch(made.plan, made.place)
     sizes: Sequence[int | None] = [None] * len(one)
     texts: Sequence[str | None] = []
-    if made.has_lengths:
+    if made.has_lengths or made.plan.window.lengths.any():  # a collate_fn may get samples whose lengths the user said
         sizes = made.plan.sizes[one.span].reshape(len(one), -1)[:, 0].tolist()
+    if made.has_lengths:
         texts = [text(tokens) for tokens in _tokens(batch, one, column)]
     firsts = np.zeros(len(one), np.int64) if one.pieces is None else one.pieces.starts
     samples, own = made.samples[one.numbers], one.window.part(one.numbers)
