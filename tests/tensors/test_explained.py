@@ -171,3 +171,25 @@ def test_what_is_remembered_goes_with_the_tensors() -> None:
     gc.collect()
     assert len(explained._MADE) == before
     assert lengths.tolist() == [[2, 1]] * 50
+
+
+def test_of_a_torch_data_set_the_planned_lengths_are_told() -> None:
+    """Also where a collate_fn gets its samples, which brimful does not look into."""
+
+    class Words(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, number: int) -> Any:
+            return {"words": [1] * (1 + number), "number": number}
+
+    def collate(samples: list[Any]) -> Any:
+        return {"number": torch.tensor([one["number"] for one in samples])}
+
+    batches = bf.from_dataset(Words(), lengths=[*range(1, 21)], collate_fn=collate).batch_by_tokens(40)
+    for batch in batches:
+        explained = batches.explain(batch)
+        assert [one.number for one in explained] == batch["number"].tolist()
+        assert [one.length for one in explained] == (batch["number"] + 1).tolist()
+    fixed = bf.from_dataset(Words(), collate_fn=collate).batch(4)
+    assert {one.length for one in fixed.explain(next(iter(fixed)))} == {None}
