@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class Pad(Blockwise):
         settle(self, "length", 1, "token")
         if not self.values:
             raise ValueError("values must name at least one column (got none)")
+        value: Any
         for name, value in self.values.items():
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"values[{name!r}] of pad must be a number (got {value!r})")
