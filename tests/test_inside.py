@@ -147,3 +147,14 @@ def test_a_pipeline_whose_column_is_missing_is_shown_too(verb: str) -> None:
     assert list(getattr(bf.from_sequence([]), verb)(4)) == []
     with pytest.raises(bf.DataError, match="there is no column 'input_ids'"):
         list(chunks)
+
+
+def test_a_stream_of_indexed_data_says_that_it_is_one() -> None:
+    indexed = bf.from_sequence(ROWS)
+    assert (indexed.kind, indexed.stream().kind, indexed.map(dict).kind) == (
+        *("indexed", "streamed (by stream)"),
+        "streamed (by map)",
+    )
+    for call in (len, bf.Dataset.lengths):
+        with pytest.raises(TypeError, match=r"not known: it is streamed \(by stream\)"):
+            call(indexed.stream())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +96,7 @@ class Dataset:
 
     stage: Stage[Block]
     repeats: bool = False
+    _streamed_by: ClassVar[str] = "stream"  # where no stage streams: `stream()` does
 
     def __post_init__(self) -> None:
         check_depth(self.stage)
@@ -148,8 +149,9 @@ class Dataset:
         return Loader(Samples(self._samples, partial(len, self)))
 
     def __len__(self) -> int:
-        kind = self.kind if self.stage.streamed_by else "a stream of indexed data, by stream()"
-        raise TypeError(f"the length of this data set is not known: it is {kind} (a DataLoader takes its loader())")
+        raise TypeError(
+            f"the length of this data set is not known: it is {self.kind} (a DataLoader takes its loader())"
+        )
 
     def __bool__(self) -> bool:
         return True
@@ -178,7 +180,7 @@ class Dataset:
         >>> bf.from_sequence(["a"]).kind, bf.from_sequence(["a"]).map(lambda sample: sample).kind
         ('indexed', 'streamed (by map)')
         """
-        by = self.stage.streamed_by
+        by = self.stage.streamed_by or self._streamed_by
         return f"streamed (by {by})" if by else "indexed"
 
     def stream(self) -> Dataset:
@@ -1260,6 +1262,7 @@ class IndexedDataset(Dataset):
     """
 
     stage: Indexed
+    _streamed_by: ClassVar[str] = ""
 
     def __len__(self) -> int:
         count = None if self.repeats else self.stage.count

@@ -719,7 +719,7 @@ def test_an_oom_that_is_survived_is_said_once(caplog: pytest.LogCaptureFixture) 
         run.guard(padded_batch())
     assert run.guard.stats.ooms == 2
     assert caplog.text.count("out of memory: a batch of 13 samples is run again in parts") == 1
-    assert "each one counts in `.stats.ooms`): simulated: out of memory" in caplog.text
+    assert "the guard counts each one in `.stats.ooms`): simulated: out of memory" in caplog.text
 
 
 def test_the_gradients_are_those_of_a_batch_that_is_filled_up_to_a_static_shape() -> None:

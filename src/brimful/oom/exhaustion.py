@@ -221,8 +221,8 @@ class PartRunner:
                 return None
             if self.stats.ooms == 1:
                 logger.warning(
-                    "out of memory: a batch of %d samples is run again in parts, and batches as large as it from now on (each "
-                    "one counts in `.stats.ooms`): %s",
+                    "out of memory: a batch of %d samples is run again in parts, and batches as large as it from now on (said "
+                    "once; the guard counts each one in `.stats.ooms`): %s",
                     whole.samples,
                     words,
                 )
@@ -288,8 +288,8 @@ def _alone(whole: Divisible, error: BaseException) -> str:
     width = f" (of {' and '.join(f'{one:,}' for one in dict.fromkeys(whole.widths))} values)" if whole.widths else ""
     return (
         f"out of memory with 1 sample alone{width}, of a batch of {whole.samples:,}; filter or truncate such samples, "
-        "let the model take less (checkpointing, autocast), or skip them by oom_guard(step, unfit='skip'). The device said: "
-        f"{str(error).partition(chr(10))[0]}"
+        "or let the model take less (checkpointing, autocast); in training, oom_guard(step, unfit='skip') skips them. "
+        f"The device said: {str(error).partition(chr(10))[0]}"
     )
 
 
