@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import logging
 import pickle
+import threading
 from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Any
@@ -22,6 +24,8 @@ from brimful.core.errors import StageError, StateError
 from brimful.core.states import as_text
 from brimful.loader import Loader
 from tests.effort import examples
+from tests.shards import threads_left
+from tests.strategies import letters
 
 
 def make_batches(count: int = 12) -> bf.Batches:
@@ -562,3 +566,19 @@ def test_loaders_and_iterators_say_what_they_are() -> None:
     with pytest.raises(Exception, match="subscriptable"):
         next(broken)
     assert repr(broken) == "ResumableIterator(from_sequence > batch > map > map, failed, 0 samples taken)"
+
+
+@pytest.mark.parametrize("steps", [None, 5])
+def test_a_loop_that_is_left_with_its_loader_leaves_no_thread_behind(steps: int | None) -> None:
+    """Not until the garbage collector comes either, which may be never."""
+    gc.collect()
+    gc.disable()
+    try:
+        texts = bf.from_sequence(["a b c"] * 400).stream()
+        loop = iter(texts.tokenize(letters).batch(4).loader(steps_per_epoch=steps))
+        next(loop)
+        assert any(thread.name == "brimful-tokenize" for thread in threading.enumerate())
+        del loop
+        assert threads_left() == []
+    finally:
+        gc.enable()

@@ -98,14 +98,14 @@ class Loop(NamedTuple):
 
 def loop_here() -> Loop:
     """Who runs the loop that begins here: asked once, when it begins."""
-    frames = list(_frames())
+    frames = list(_frames(sys._getframe(1)))  # without this one, which would keep all of them in a circle
     return Loop(_reader(frames), _fit(frames), _stacks(frames))
 
 
 def asked_by_torchdata() -> bool:
     """Whether a StatefulDataLoader asks for the state of what it reads: it does so as it takes an item, and keeps both. It passes
     no argument, and a loop that begins does not say who will ask."""
-    others = (module for module, _ in _frames() if not module.startswith("brimful."))
+    others = (module for module, _ in _frames(sys._getframe(1)) if not module.startswith("brimful."))
     return next(others, "").startswith("torchdata.")
 
 
@@ -126,9 +126,8 @@ def check_shared_out(loader: object, world_size: int, ranks: str, each_would: st
         )
 
 
-def _frames() -> Iterator[tuple[str, FrameType]]:
-    """The frames on the stack, from the innermost on, with the names of their modules."""
-    frame: FrameType | None = sys._getframe(1)
+def _frames(frame: FrameType | None) -> Iterator[tuple[str, FrameType]]:
+    """A frame and those that it was called from, each with the name of its module."""
     while frame is not None:
         yield str(frame.f_globals.get("__name__", "")), frame
         frame = frame.f_back
