@@ -143,7 +143,9 @@ def some_places(make: Callable[[], Any], by_lines: bool) -> list[int]:
 def test_a_ctrl_c_at_any_place_loses_no_item_no_state_and_no_thread(
     make: Any, by_lines: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost: list[BaseException | None] = []  # inside of a generator that Python itself closes, as nobody holds it any more
+    lost: list[
+        BaseException | None
+    ] = []  # inside of a generator that Python itself closes, as nobody holds it any more
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: lost.append(unraisable.exc_value))
     expected = list(make().iter())
     came = 0
