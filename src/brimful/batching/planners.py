@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from brimful.batching.batch import PackedPieces, PlannedBatches
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Sample, call, samples
-from brimful.blocks.ragged import offsets_of
+from brimful.blocks.ragged import offsets_of, runs
 from brimful.core import random
 from brimful.core.errors import DataError, count, where
 from brimful.core.stage import described, runtime
@@ -22,6 +22,7 @@ from brimful.plan.balancing import in_turns, part_sums
 from brimful.plan.buckets import Rounded, Rounding
 from brimful.plan.budget import divided, sample_costs, share
 from brimful.plan.overlong import plan_with, split_long
+from brimful.plan.plan import joined
 
 PACKED_BATCHES: Final = 250
 """That a window of packed rows fills, where its size is chosen for the user: half of one, on average, is empty rows."""
@@ -133,9 +134,8 @@ class ByPolicy(BatchPlanner):
     def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
         plan = _placed(window, policy, self.overlong, self.parts)
-        numbers, bounds = _flat(plan.batches)
-        static = self.shapes() is not None
-        return PlannedBatches(window, numbers, bounds, plan.padded_lengths, plan.padded_sizes, static=static, key=key)
+        shapes, static = (plan.padded_lengths, plan.padded_sizes), self.shapes() is not None
+        return PlannedBatches(window, plan.numbers, plan.bounds, *shapes, static=static, key=key)
 
     def divided(self, parts: int) -> ByPolicy:
         return replace(self, policy=divided(self.policy, parts), parts=parts)
@@ -186,7 +186,8 @@ class ByPacking(BatchPlanner):
         order = random.permutation(len(plan), key) if self.shuffle else np.arange(len(plan))
         if costs is not None:
             order = self._even(plan, costs, order)
-        pieces, ends = _flat([plan.batches[row] for row in order.tolist()])
+        ends = offsets_of(np.diff(plan.bounds)[order])
+        pieces = plan.numbers[runs(plan.bounds[order], ends)]
         count = -(-len(order) // self.num_rows)
         bounds = ends[np.minimum(np.arange(count + 1) * self.num_rows, len(order))]
         rows = np.repeat(np.arange(len(order)) % self.num_rows, np.diff(ends))
@@ -196,8 +197,8 @@ class ByPacking(BatchPlanner):
 
     def _even(self, plan: Plan, costs: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows in an order in which each `num_rows` of them cost the same; a last, smaller batch has the cheapest."""
-        members, ends = _flat(plan.batches)
-        row_costs = part_sums(np.repeat(np.arange(len(plan)), np.diff(ends)), costs[members], len(plan))
+        row_of = np.repeat(np.arange(len(plan)), np.diff(plan.bounds))
+        row_costs = part_sums(row_of, costs[plan.numbers], len(plan))
         order = order[np.argsort(-row_costs[order], kind="stable")]
         count = len(order) // self.num_rows
         full, rest = np.split(order, [count * self.num_rows])
@@ -263,7 +264,7 @@ class ByKey(BatchPlanner):
             batches.append(numbers)
             longest.append(window.lengths[numbers].max(axis=0, initial=1))
             start = stop
-        members, ends = _flat(batches)
+        members, ends = joined(batches)
         padded = np.array(longest, dtype=np.int64).reshape(len(batches), *window.lengths.shape[1:])
         padded = padded if self.rounding is None else self.rounding(padded)
         return PlannedBatches(window, members, ends, padded, np.diff(ends), key=key)
@@ -302,12 +303,6 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: i
             count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {policy} takes")
     count("dropped_tokens", tokens)
     return plan
-
-
-def _flat(batches: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The numbers of all batches, one after another, and where each begins, and the last one ends."""
-    bounds = offsets_of(np.fromiter(map(len, batches), np.int64, len(batches)))
-    return np.concatenate(batches) if batches else np.zeros(0, np.int64), bounds
 
 
 def _full(batches: PlannedBatches, size: int | None, last: bool) -> NDArray[np.bool_]:

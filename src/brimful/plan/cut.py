@@ -47,7 +47,8 @@ def plan_pairs(lengths: IntArray, padded: IntArray, rows: MaxRows) -> Plan:
 def assemble(lengths: IntArray, padded: IntArray, order: IntArray, starts: IntArray) -> Plan:
     """The plan whose batches are `order` cut at `starts`, each padded to the longest of its padded lengths."""
     return Plan(
-        batches=cut_at(order, starts),
+        numbers=order,
+        bounds=np.append(starts, len(order)),
         padded_lengths=np.maximum.reduceat(padded[order], starts, axis=0),
         padded_sizes=np.diff(starts, append=len(order)),
         tokens=int(lengths.sum()),

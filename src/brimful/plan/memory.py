@@ -14,7 +14,7 @@ from brimful.core.once import once, settings_of
 from brimful.plan.budget import ENDLESS, largest
 from brimful.plan.cut import cut_greedy, pair_rows_at, plan_pairs, plan_sorted
 from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import IntArray, Plan, as_lengths
+from brimful.plan.plan import IntArray, Plan, as_lengths, joined
 
 Length = int | tuple[int, int]
 """A padded length, in tokens; or (source, target)."""
@@ -204,8 +204,8 @@ def _hardest_first(model: PeakModel, plan: Plan) -> Plan:
     shapes = zip(sizes, (tuple(length) if isinstance(length, list) else length for length in lengths))
     peaks = np.array([model.predict(*shape) for shape in shapes])
     order = np.argsort(-peaks, kind="stable")
-    batches = [plan.batches[number] for number in order.tolist()]
-    return Plan(batches, plan.padded_lengths[order], plan.padded_sizes[order], plan.tokens)
+    numbers, bounds = joined([plan.batches[number] for number in order.tolist()])
+    return Plan(numbers, bounds, plan.padded_lengths[order], plan.padded_sizes[order], plan.tokens)
 
 
 def _look_beyond(model: PeakModel, plan: Plan) -> None:

@@ -136,13 +136,14 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
         return planned(policy, lengths if limit is None else np.minimum(lengths, limit)), counts
     kept = np.delete(np.arange(len(lengths)), too_long)
     plan = planned(policy, lengths[kept])
-    batches, tokens = [kept[batch] for batch in plan.batches], int(lengths[too_long].sum())
+    numbers, tokens = kept[plan.numbers], int(lengths[too_long].sum())
     if overlong == "drop":
         counts |= {"dropped": len(too_long), "dropped_tokens": tokens}
-        return replace(plan, batches=batches), counts
+        return replace(plan, numbers=numbers), counts
     counts["alone"] = len(too_long)
     plan = Plan(
-        batches=[*too_long.reshape(-1, 1), *batches],
+        numbers=np.concatenate([too_long, numbers]),
+        bounds=np.concatenate([np.arange(len(too_long)), plan.bounds + len(too_long)]),
         padded_lengths=np.concatenate([lengths[too_long], plan.padded_lengths]),
         padded_sizes=np.concatenate([np.ones(len(too_long), np.int64), plan.padded_sizes]),
         tokens=plan.tokens + tokens,

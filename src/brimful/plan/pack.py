@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import settle
 from brimful.plan.budget import SampleCost, sample_cost, sample_costs
-from brimful.plan.cut import ascending, cut_at, longest_first
+from brimful.plan.cut import ascending, longest_first
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, one_length
 
@@ -86,7 +86,8 @@ class Packed:
             rows = even_fit(slots, self.row_length, sample_costs(slots, self.cost))
         sizes = np.bincount(rows)
         return Plan(
-            batches=cut_at(order[ascending(rows)], np.cumsum(sizes) - sizes),
+            numbers=order[ascending(rows)],
+            bounds=np.append(0, np.cumsum(sizes)),
             padded_lengths=np.full(len(sizes), self.row_length),
             padded_sizes=np.ones(len(sizes), np.int64),
             tokens=int(lengths.sum()),
@@ -106,8 +107,9 @@ def best_fit(lengths: IntArray, row_length: int, opened: Sequence[int] = ()) -> 
     chosen: list[int] = []
     takes: list[int] = []
     num_rows = len(opened)
-    values, counts = np.unique(lengths, return_counts=True)
-    for length, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
+    counts = np.bincount(lengths)
+    values = np.flatnonzero(counts)[::-1]
+    for length, count in zip(values.tolist(), counts[values].tolist(), strict=True):
         while count:
             at = bisect_left(rooms, length)
             room = rooms[at] if at < len(rooms) else row_length

@@ -146,8 +146,9 @@ class ListColumn:
         return self.type.tensor(values), offsets
 
     def spread(self, index: IntArray, gaps: IntArray) -> NDArray[Any]:
-        """The values at `index`, and padding in the gaps, in a type that just holds them."""
-        found = self.values.take(index, mode="clip") if len(self.values) else np.zeros(index.shape, self.values.dtype)
+        """The values at `index`, which is changed, and padding in the gaps, in a type that just holds them."""
+        index[gaps] = 0
+        found = self.values.take(index) if len(self.values) else np.zeros(index.shape, self.values.dtype)
         if self.type.limits:
             self.type.check(self.name, np.delete(found, gaps))
         values = found.astype(held_in(found.dtype, self.fill, self.type.made), copy=False)

@@ -66,7 +66,7 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         elif column.name != MASK:
             counts = column.counts[batch.numbers]
             out[column.name] = column.padded(batch.numbers, counts, max(1, int(counts.max())), left=False)
-    bounds, longest = torch.from_numpy(rows.bounds(batch.place)), rows.longest[batch.place]
+    bounds, longest = rows.bounds(batch.place), rows.longest[batch.place]
     out.update(
         slots,
         cu_seqlens=bounds,
@@ -77,8 +77,9 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         max_length_k=longest,
         use_cache=False,
     )
+    own = batch.span
     for name, (values, kind) in rows.of_pieces.items():
-        out[name] = kind.tensor(values[batch.span].copy())
+        out[name] = kind.tensor(values[own].copy())
     return out
 
 
@@ -97,7 +98,7 @@ class _Together(NamedTuple):
 class _PackedRows:
     """The segments of all batches of a plan, looked up once, and the slots of the latest of them.
 
-    Those of batch i are `segments.bounds[cuts[i] : cuts[i + 1] + 1]`; `longest`: `max_seqlen` of each batch; `of_pieces`: what
+    Those of batch i are `segments.firsts[cuts[i] : cuts[i + 1]]`; `longest`: `max_seqlen` of each batch; `of_pieces`: what
     has a value for each piece, by name, with the type of its tensors. What counts within a row takes 16 bits where these suffice.
     """
 
@@ -107,22 +108,24 @@ class _PackedRows:
         owners = np.repeat(np.arange(count), np.diff(plan.bounds))
         pieces = pieces._replace(rows=pieces.rows + owners * self._rows)
         self.columns, self._count = columns, count
-        slots = min(self._at_once, count) * self._rows * self._length
+        each = self._rows * self._length
+        slots = min(self._at_once, count) * each
         self.segments = segments = _segments(pieces, count * self._rows, self._length)
-        self._sizes = np.diff(segments.bounds)
-        cuts = np.searchsorted(segments.bounds, np.arange(count + 1) * self._rows * self._length)
+        firsts = segments.firsts
+        self._sizes = np.diff(firsts, append=count * each)
+        cuts = np.searchsorted(firsts, np.arange(count + 1) * each)
         most = np.maximum.reduceat(self._sizes, cuts[:-1])
         self.cuts: list[int] = cuts.tolist()
         self.longest: list[int] = np.minimum(-(-most // SEQLEN_STEP) * SEQLEN_STEP, self._length).tolist()
-        rows_of = segments.bounds[:-1] // self._length
+        self._bounds = np.insert(firsts % each, cuts[1:], each).astype(np.int32)
+        rows_of, begins = np.divmod(firsts, self._length)
         in_row = np.arange(len(rows_of)) - np.searchsorted(rows_of, rows_of)
         small = np.int16 if self._length <= np.iinfo(np.int16).max else np.int32
-        begins = segments.bounds[:-1] % self._length
-        self._begins, self._in_row, self._ids = (each.astype(small) for each in (begins, in_row, segments.ids))
+        self._begins, self._in_row = begins.astype(small), in_row.astype(small)
         self._columns_of_slots = np.tile(np.arange(self._length, dtype=small), slots // self._length)
         tokenwise = (one for one in columns.all if isinstance(one, ListColumn) and one.follows is not None)
         self._tokenwise = {
-            one: (one.starts[plan.numbers] + pieces.starts)[segments.pieces] - segments.bounds[:-1]
+            one: (one.starts[plan.numbers] + pieces.starts)[segments.pieces] - firsts
             for one in tokenwise
             if one.name != MASK
         }
@@ -142,10 +145,9 @@ class _PackedRows:
         own = slice(first, first + self._rows)
         return {name: kind.tensor(values[own].astype(kind.made)) for name, (values, kind) in self._latest.made.items()}
 
-    def bounds(self, place: int) -> NDArray[np.int32]:
-        """Where the segments of a batch begin, and its end."""
-        ends = self.segments.bounds[self.cuts[place] : self.cuts[place + 1] + 1]
-        return np.asarray(ends - ends[0], dtype=np.int32)
+    def bounds(self, place: int) -> torch.Tensor:
+        """Where the segments of a batch begin, and its end, int32."""
+        return torch.from_numpy(self._bounds[self.cuts[place] + place : self.cuts[place + 1] + place + 1].copy())
 
     @property
     def _at_once(self) -> int:
@@ -156,9 +158,9 @@ class _PackedRows:
         shape = (last - first) * self._rows, self._length
         own = slice(self.cuts[first], self.cuts[last])
         before = first * self._rows * self._length
-        sizes, starts, ids = self._sizes[own], self.segments.bounds[own] - before, self._ids[own]
+        sizes, starts = self._sizes[own], self.segments.firsts[own] - before
         slots = shape[0] * shape[1]
-        tails = np.flatnonzero(ids == 0)
+        tails = np.flatnonzero(self.segments.padding[own])
         gaps = runs(starts[tails], offsets_of(sizes[tails]))
         made: dict[str, tuple[NDArray[Any], ColumnType]] = {}
         for column, sources in self._tokenwise.items():
@@ -182,9 +184,12 @@ class _PackedRows:
         if LABELS in made:
             made[LABELS][0][starts] = ignored
         positions = self._columns_of_slots[:slots] - np.repeat(self._begins[own], sizes)
-        segment = {"position_ids": positions, "segment_ids": np.repeat(ids, sizes)}
+        in_row = np.repeat(self._in_row[own], sizes)
+        segment_ids = in_row + np.int8(1)
+        segment_ids[gaps] = 0
+        segment = {"position_ids": positions, "segment_ids": segment_ids}
         made |= {name: (values, columns.type_of(name, values)) for name, values in segment.items()}
-        made["seq_idx"] = np.repeat(self._in_row[own], sizes), SEQ_IDX
+        made["seq_idx"] = in_row, SEQ_IDX
         return _Together(first, {name: (values.reshape(shape), kind) for name, (values, kind) in made.items()})
 
 
@@ -202,14 +207,14 @@ class _Segments(NamedTuple):
     """What follows what in rows of packed pieces: the pieces that are not empty, and the padding at the ends of rows.
 
     Args:
-        bounds: the first slot of each, and the end, int64 (n + 1,).
+        firsts: the first slot of each, int64 (n,).
         pieces: which piece each is; any for padding.
-        ids: 1, 2 ... in each row, 0 for padding.
+        padding: whether it is the padding at the end of a row.
     """
 
-    bounds: NDArray[np.int64]
+    firsts: NDArray[np.int64]
     pieces: NDArray[np.int64]
-    ids: NDArray[np.int64]
+    padding: NDArray[np.bool_]
 
 
 def _segments(pieces: PackedPieces, num_rows: int, row_length: int) -> _Segments:
@@ -218,13 +223,7 @@ def _segments(pieces: PackedPieces, num_rows: int, row_length: int) -> _Segments
     rows, lengths = pieces.rows[filled], pieces.lengths[filled]
     ends = np.cumsum(totals)
     begins = np.cumsum(lengths) - lengths + (rows * row_length - (ends - totals)[rows])
-    ids = np.arange(len(filled)) - np.searchsorted(rows, rows) + 1
     tails = np.flatnonzero(totals < row_length)
     firsts = np.concatenate((begins, tails * row_length + totals[tails]))
     order = np.argsort(firsts, kind="stable")  # two ascending runs are merged
-    none = np.zeros(len(tails), np.int64)
-    return _Segments(
-        np.append(firsts[order], num_rows * row_length),
-        np.concatenate((filled, none))[order],
-        np.concatenate((ids, none))[order],
-    )
+    return _Segments(firsts[order], np.append(filled, np.zeros(len(tails), np.int64))[order], order >= len(filled))
