@@ -105,7 +105,7 @@ def best_fit(lengths: IntArray, row_length: int, opened: Sequence[int] = ()) -> 
         rows_with.setdefault(room, []).append(row)
     rooms = sorted(rows_with)  # distinct rooms left
     chosen: list[int] = []
-    takes: list[int] = []
+    runs: list[int] = []  # what each row takes, and how many rows
     num_rows = len(opened)
     counts = np.bincount(lengths)
     values = np.flatnonzero(counts)[::-1]
@@ -114,25 +114,27 @@ def best_fit(lengths: IntArray, row_length: int, opened: Sequence[int] = ()) -> 
             at = bisect_left(rooms, length)
             room = rooms[at] if at < len(rooms) else row_length
             take = min(count, room // length)
+            size = count // take
             if at == len(rooms):
-                rows = list(range(num_rows, num_rows + count // take))
-                num_rows += len(rows)
+                rows = list(range(num_rows, num_rows + size))
+                num_rows += size
+            elif len(alike := rows_with[room]) > size:
+                rows = alike[: -size - 1 : -1]
+                del alike[-size:]
             else:
-                alike = rows_with[room]
-                rows = alike[-(count // take) :][::-1]
-                del alike[-len(rows) :]
-                if not alike:
-                    del rooms[at], rows_with[room]
-            count -= take * len(rows)
+                rows, size = alike[::-1], len(alike)
+                del rooms[at], rows_with[room]
+            count -= take * size
             chosen += rows
-            takes += [take] * len(rows)
+            runs += take, size
             if room := room - take * length:
                 if room in rows_with:
                     rows_with[room] += rows
                 else:
                     rows_with[room] = rows
                     insort(rooms, room)
-    return np.repeat(np.array(chosen, dtype=np.int64), takes)
+    takes, sizes = np.array(runs, np.int64).reshape(-1, 2).T
+    return np.repeat(np.array(chosen, np.int64), np.repeat(takes, sizes))
 
 
 def even_fit(lengths: IntArray, row_length: int, costs: NDArray[np.float64]) -> IntArray:

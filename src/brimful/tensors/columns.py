@@ -63,6 +63,10 @@ class ColumnType(NamedTuple):
         tensor = torch.from_numpy(values if values.dtype == self.made else values.astype(self.made))
         return tensor if tensor.dtype is self.wanted else tensor.to(self.wanted)
 
+    def copied(self, values: NDArray[Any]) -> torch.Tensor:
+        """The same, with memory of its own."""
+        return self.tensor(values.astype(self.made))
+
     def check(self, name: str, values: NDArray[Any]) -> None:
         """Refuses values that the type does not hold."""
         if self.limits is None:

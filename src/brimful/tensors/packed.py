@@ -56,30 +56,14 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
     ([[-100, 8, 9, -100, 6, -100]], [0, 3, 5, 6], [1, 0])
     """
     rows = _rows_of(batch.plan, columns)
-    slots = rows.slots(batch.place)
     out: dict[str, Any] = {}
-    for column in columns.all:
-        if column.name in slots:
-            out[column.name] = slots[column.name]
-        elif not isinstance(column, ListColumn):
-            out[column.name] = column.of(batch.numbers)
-        elif column.name != MASK:
+    for column in rows.others:
+        if isinstance(column, ListColumn):
             counts = column.counts[batch.numbers]
             out[column.name] = column.padded(batch.numbers, counts, max(1, int(counts.max())), left=False)
-    bounds, longest = rows.bounds(batch.place), rows.longest[batch.place]
-    out.update(
-        slots,
-        cu_seqlens=bounds,
-        max_seqlen=longest,
-        cu_seq_lens_q=bounds,
-        cu_seq_lens_k=bounds,
-        max_length_q=longest,
-        max_length_k=longest,
-        use_cache=False,
-    )
-    own = batch.span
-    for name, (values, kind) in rows.of_pieces.items():
-        out[name] = kind.tensor(values[own].copy())
+        else:
+            out[column.name] = column.of(batch.numbers)
+    rows.put(out, batch.place, batch.span)
     return out
 
 
@@ -99,7 +83,8 @@ class _PackedRows:
     """The segments of all batches of a plan, looked up once, and the slots of the latest of them.
 
     Those of batch i are `segments.firsts[cuts[i] : cuts[i + 1]]`; `longest`: `max_seqlen` of each batch; `of_pieces`: what
-    has a value for each piece, by name, with the type of its tensors. What counts within a row takes 16 bits where these suffice.
+    has a value for each piece, by name, with the type of its tensors; `others`: columns of samples. What counts within a row
+    takes 16 bits where these suffice.
     """
 
     def __init__(self, plan: PlannedBatches, columns: WindowColumns) -> None:
@@ -109,6 +94,7 @@ class _PackedRows:
         pieces = pieces._replace(rows=pieces.rows + owners * self._rows)
         self.columns, self._count = columns, count
         each = self._rows * self._length
+        self._at_once = max(1, SLOTS // each)
         slots = min(self._at_once, count) * each
         self.segments = segments = _segments(pieces, count * self._rows, self._length)
         firsts = segments.firsts
@@ -118,12 +104,14 @@ class _PackedRows:
         self.cuts: list[int] = cuts.tolist()
         self.longest: list[int] = np.minimum(-(-most // SEQLEN_STEP) * SEQLEN_STEP, self._length).tolist()
         self._bounds = np.insert(firsts % each, cuts[1:], each).astype(np.int32)
-        rows_of, begins = np.divmod(firsts, self._length)
-        in_row = np.arange(len(rows_of)) - np.searchsorted(rows_of, rows_of)
+        begins = firsts % self._length
+        heads = np.flatnonzero(begins == 0)  # each row begins with a segment
+        in_row = np.arange(len(firsts)) - np.repeat(heads, np.diff(heads, append=len(firsts)))
         small = np.int16 if self._length <= np.iinfo(np.int16).max else np.int32
         self._begins, self._in_row = begins.astype(small), in_row.astype(small)
         self._columns_of_slots = np.tile(np.arange(self._length, dtype=small), slots // self._length)
-        tokenwise = (one for one in columns.all if isinstance(one, ListColumn) and one.follows is not None)
+        tokenwise = [one for one in columns.all if isinstance(one, ListColumn) and one.follows is not None]
+        self.others = [one for one in columns.all if one not in tokenwise]
         self._tokenwise = {
             one: (one.starts[plan.numbers] + pieces.starts)[segments.pieces] - firsts
             for one in tokenwise
@@ -137,21 +125,21 @@ class _PackedRows:
         refuse_taken((*OF_SEGMENTS, *self.of_pieces), {column.name for column in columns.all})
         self._latest: _Together | None = None
 
-    def slots(self, place: int) -> dict[str, torch.Tensor]:
-        """What has a value for each slot of a batch."""
-        if self._latest is None or not self._latest.first <= place < self._latest.first + self._at_once:
-            self._latest = self._made(place)
-        first = (place - self._latest.first) * self._rows
+    def put(self, out: dict[str, Any], place: int, pieces: slice) -> None:
+        """Puts what is made of the pieces of a batch into it."""
+        latest = self._latest
+        if latest is None or not latest.first <= place < latest.first + self._at_once:
+            latest = self._latest = self._made(place)
+        first = (place - latest.first) * self._rows
         own = slice(first, first + self._rows)
-        return {name: kind.tensor(values[own].astype(kind.made)) for name, (values, kind) in self._latest.made.items()}
-
-    def bounds(self, place: int) -> torch.Tensor:
-        """Where the segments of a batch begin, and its end, int32."""
-        return torch.from_numpy(self._bounds[self.cuts[place] + place : self.cuts[place + 1] + place + 1].copy())
-
-    @property
-    def _at_once(self) -> int:
-        return max(1, SLOTS // (self._rows * self._length))
+        for name, (values, kind) in latest.made.items():
+            out[name] = kind.copied(values[own])
+        bounds = torch.from_numpy(self._bounds[self.cuts[place] + place : self.cuts[place + 1] + place + 1].copy())
+        out["cu_seqlens"] = out["cu_seq_lens_q"] = out["cu_seq_lens_k"] = bounds
+        out["max_seqlen"] = out["max_length_q"] = out["max_length_k"] = self.longest[place]
+        out["use_cache"] = False
+        for name, (values, kind) in self.of_pieces.items():
+            out[name] = kind.copied(values[pieces])
 
     def _made(self, first: int) -> _Together:
         columns, last = self.columns, min(first + self._at_once, self._count)
