@@ -69,13 +69,15 @@ class Sharded(Stage[Batch]):
             own = own.apart() if world_size > 1 else own
             places = iter(range(len(own)))
             while done < count:
-                before, end = step.taken, min(done + world_size - step.taken, count)
+                before = step.taken
+                end = min(done + world_size - before, count)
+                after = before + end - done
                 step.labels += labels[done:end]
                 step.latest = planned, int(order[end - 1])
-                if before <= rank < step.taken:
+                if before <= rank < after:
                     step.own = own, next(places)
                 done = end
-                if step.taken == world_size:
+                if after == world_size:
                     yield weighed(step.own, 1.0), done % count
                     step = _Step()
 

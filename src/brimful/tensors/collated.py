@@ -97,20 +97,21 @@ class Collated(Stage[Any]):
         if batch.weight is not None:
             from brimful.tensors.loss import weighed
 
-            items = {"num_items_in_batch": batch.num_labels, "num_items_on_rank": batch.num_labels_here}
-            counts = {name: self._num_items(labels, columns) for name, labels in items.items()}
-            if counts["num_items_in_batch"] is not None:
+            known = {"num_items_in_batch": batch.num_labels, "num_items_on_rank": batch.num_labels_here}
+            found = {name: self._num_items(labels, columns) for name, labels in known.items() if labels is not None}
+            counts = {name: count for name, count in found.items() if count is not None}
+            if "num_items_in_batch" in counts:
                 self.layout.check_labels(batch, item, columns)
             item = weighed(item, batch.weight, batch.ends_step, columns, counts)
         if tally is not None:
             tally.made.append(self._counted(batch, item, columns))
         return item
 
-    def _num_items(self, known: NumLabels | None, columns: WindowColumns) -> int | None:
+    def _num_items(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """How many labels of a step are trained on; None where it is not known, or padding may be taken for some."""
         name = loss_labels([column.name for column in columns.all]) or LABELS
         fill = self.rules.pad_values.get(name, NOT_TRAINED_ON)
-        if known is None or fill != NOT_TRAINED_ON or self.rules.dtypes.get(name, "int64") not in SIGNED:
+        if fill != NOT_TRAINED_ON or self.rules.dtypes.get(name, "int64") not in SIGNED:
             return None
         return self.layout.num_labels(known, columns)
 

@@ -111,7 +111,7 @@ def _group(group: Any) -> tuple[Any, int]:
 
 
 def weighed(
-    tensors: Any, weight: float, ends_step: bool | None, columns: WindowColumns, num_items: Mapping[str, int | None]
+    tensors: Any, weight: float, ends_step: bool | None, columns: WindowColumns, num_items: Mapping[str, int]
 ) -> Any:
     """A data-parallel rank's batch (a dict) with `weight` and `is_filler`, and `ends_step` where that is known; a filler asks for
     no label.
@@ -133,7 +133,7 @@ def weighed(
             )
         tensors.update(made)
         for name, count in num_items.items():
-            if count is not None and name not in tensors:
+            if name not in tensors:
                 tensors[name] = torch.tensor(count)
         if not weight:
             columns.unlabel(tensors, slice(None))
