@@ -298,7 +298,8 @@ def runs(starts: NDArray[Any], offsets: NDArray[np.int64], kind: type[np.int32 |
     [7, 8, 0]
     """
     out: NDArray[Any] = np.arange(offsets[-1], dtype=kind)
-    out += np.repeat(starts.astype(kind, copy=False) - offsets[:-1].astype(kind, copy=False), np.diff(offsets))
+    firsts = offsets[:-1]
+    out += np.repeat(starts.astype(kind, copy=False) - firsts.astype(kind, copy=False), offsets[1:] - firsts)
     return out
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import fields
 from functools import cached_property
-from threading import Lock, RLock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakValueDictionary
 
 __all__ = ["once", "settings_of"]
 
@@ -36,9 +35,13 @@ else:
                 return self
             kept, name = vars(instance), self.attrname
             if name not in kept:
-                with _lock_of(instance, name):
-                    if name not in kept:
-                        kept[name] = self.func(instance)
+                key = id(instance), name
+                try:
+                    with _LOCKS.setdefault(key, RLock()):  # one for all threads which want this now
+                        if name not in kept:
+                            kept[name] = self.func(instance)
+                finally:
+                    _LOCKS.pop(key, None)
             return kept[name]
 
 
@@ -48,23 +51,6 @@ def settings_of(description: Any) -> dict[str, Any]:
     return {field.name: getattr(description, field.name) for field in fields(description)}
 
 
-_ALL: Final = Lock()
-_LOCKS: Final[WeakValueDictionary[tuple[int, str], Any]] = WeakValueDictionary()
+_LOCKS: Final[dict[tuple[int, str], Any]] = {}
 
-
-def _lock_of(instance: Any, name: str) -> Any:
-    """The lock that all threads have which want this now; it goes with the last of them."""
-    with _ALL:
-        key = id(instance), name
-        lock = _LOCKS.get(key) or RLock()
-        _LOCKS[key] = lock
-        return lock
-
-
-def _forked() -> None:
-    """Nobody is left in a forked process who holds a lock, and would give it back."""
-    _LOCKS.clear()
-    _ALL.release()
-
-
-os.register_at_fork(before=_ALL.acquire, after_in_parent=_ALL.release, after_in_child=_forked)
+os.register_at_fork(after_in_child=_LOCKS.clear)  # nobody is left in a forked process who would give one back

@@ -33,7 +33,8 @@ def plan_sorted(lengths: IntArray, padded: IntArray, rows: MaxRows, cut: Cut) ->
     if not len(lengths):
         return Plan.of(lengths, [])
     order = longest_first(lengths)
-    return assemble(lengths, padded, order, cut(padded[order], rows))
+    padded = padded[order]
+    return assemble(lengths, padded, order, cut(padded, rows))
 
 
 def plan_pairs(lengths: IntArray, padded: IntArray, rows: MaxRows) -> Plan:
@@ -41,16 +42,18 @@ def plan_pairs(lengths: IntArray, padded: IntArray, rows: MaxRows) -> Plan:
     if not len(lengths):
         return Plan.of(lengths, [])
     order = snake(padded, rows)
-    return assemble(lengths, padded, order, cut_pairs(padded[order], rows))
+    padded = padded[order]
+    return assemble(lengths, padded, order, cut_pairs(padded, rows))
 
 
 def assemble(lengths: IntArray, padded: IntArray, order: IntArray, starts: IntArray) -> Plan:
-    """The plan whose batches are `order` cut at `starts`, each padded to the longest of its padded lengths."""
+    """The plan whose batches are `order` cut at `starts`, each padded to its longest of `padded`, which is in that order."""
+    bounds = np.append(starts, len(order))
     return Plan(
         numbers=order,
-        bounds=np.append(starts, len(order)),
-        padded_lengths=np.maximum.reduceat(padded[order], starts, axis=0),
-        padded_sizes=np.diff(starts, append=len(order)),
+        bounds=bounds,
+        padded_lengths=np.maximum.reduceat(padded, starts, axis=0),
+        padded_sizes=bounds[1:] - bounds[:-1],
         tokens=int(lengths.sum()),
     )
 
@@ -92,10 +95,10 @@ def snake(padded: IntArray, rows: MaxRows) -> IntArray:
 def cut_greedy(padded: IntArray, rows: MaxRows) -> IntArray:
     """Batches as large as they may be, of samples sorted longest first: the least number of batches."""
     starts = []
-    start = 0
-    while start < len(padded):
+    start, count = 0, len(padded)
+    while start < count:
         starts.append(start)
-        start += rows(int(padded[start]))
+        start += rows(padded.item(start))
     return np.array(starts, dtype=np.int64)
 
 

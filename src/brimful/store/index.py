@@ -192,7 +192,8 @@ class StoreIndex(DataIndex):
                 raise DataError(
                     f"column {column!r} of the store {self.path} has {nulls:,} nulls; filter them out or fill them"
                 )
-        counts = [self._folder.by_row(known[column])[rows] for column in columns]
+        found = [self._folder.by_row(known[column]) for column in columns]
+        counts = [each[rows] if isinstance(rows, slice) else each.take(rows) for each in found]
         return counts[0] if len(counts) == 1 else np.stack(counts, axis=1)
 
     def only(self, columns: Sequence[str]) -> StoreIndex:
