@@ -100,6 +100,11 @@ class PlannedBatches:
         return replace(self, window=own, numbers=(np.cumsum(wanted) - 1)[self.numbers])
 
     @once
+    def origins(self) -> PlannedBatches:
+        """The same of a window that holds nothing of its rows but where they came from, to be kept for long."""
+        return replace(self, window=self.window.origins)
+
+    @once
     def ends(self) -> list[int]:
         """`bounds` as plain numbers."""
         return _numbers(self.bounds)

@@ -87,7 +87,7 @@ class Collated(Stage[Any]):
         self, batch: Batch, columns: WindowColumns, tally: Tally | None, remember: Callable[..., None], item: Any
     ) -> Any:
         """An item as it is handed on, counted."""
-        if not isinstance(item, dict | MutableMapping) and self.uneven == "pad" and self.num_ranks > 1:
+        if not isinstance(item, (dict, MutableMapping)) and self.uneven == "pad" and self.num_ranks > 1:
             raise TypeError(
                 f"collate_fn returned a {type(item).__name__}, and shard(uneven='pad') marks a filler in a dict. Return "
                 "a dict, or say uneven='drop', which leaves out a step without a batch for each rank"

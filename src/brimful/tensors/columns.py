@@ -60,12 +60,15 @@ class ColumnType(NamedTuple):
 
     def tensor(self, values: NDArray[Any]) -> torch.Tensor:
         """Values that are padded, or that need no padding."""
-        tensor = torch.from_numpy(values if values.dtype == self.made else values.astype(self.made))
+        if values.dtype != self.made:
+            return self.copied(values)
+        tensor = torch.from_numpy(values)
         return tensor if tensor.dtype is self.wanted else tensor.to(self.wanted)
 
     def copied(self, values: NDArray[Any]) -> torch.Tensor:
         """The same, with memory of its own."""
-        return self.tensor(values.astype(self.made))
+        tensor = torch.from_numpy(values.astype(self.made))
+        return tensor if tensor.dtype is self.wanted else tensor.to(self.wanted)
 
     def check(self, name: str, values: NDArray[Any]) -> None:
         """Refuses values that the type does not hold."""

@@ -7,14 +7,12 @@ dict of what is trained on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import numpy as np
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from brimful.batching.batch import Batch, PlannedBatches
 from brimful.batching.window import IntArray, PlanningWindow
@@ -92,32 +90,50 @@ class _Made(NamedTuple):
     place: int
 
 
-_MADE: Final[Any] = WeakTensorKeyDictionary()
-"""What was made of what, by tensors of batches."""
-_PLANS: Final[WeakKeyDictionary[PlannedBatches, PlannedBatches]] = WeakKeyDictionary()
-"""The plan to keep of each plan whose window holds rows."""
+class _Tensor(ref[torch.Tensor]):
+    """A tensor of a batch, as long as it lives, and what it was made of. WeakTensorKeyDictionary takes three times as long."""
+
+    __slots__ = ("key", "made")
+    key: int
+    made: _Made
+
+
+_MADE: Final[dict[int, _Tensor]] = {}
+"""By the tensors' ids."""
 
 
 def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
     """Remembers what a batch was made of, to be looked up when somebody asks; what is kept goes with its tensors."""
-    if not isinstance(item, dict | Mapping):  # a dict is known sooner
+    if not isinstance(item, (dict, Mapping)):  # a dict is known sooner
         return
     plan = batch.plan
-    kept = _PLANS.get(plan)
-    if kept is None:
-        kept = _PLANS[plan] = replace(plan, window=plan.window.origins)
-    made = _Made(kept, plan.window.samples, bool(columns.given) or plan.pieces is not None, batch.place)
+    made = _Made(plan.origins, plan.window.samples, bool(columns.given) or plan.pieces is not None, batch.place)
     tensors = [one for name in ("lengths", *columns.given) if isinstance(one := item.get(name), torch.Tensor)]
     for tensor in tensors or [one for one in item.values() if isinstance(one, torch.Tensor)][:1]:
-        _MADE[tensor] = made
+        _put(tensor, made)
+
+
+def _put(tensor: torch.Tensor, made: _Made) -> None:
+    kept = _Tensor(tensor, _forget)
+    kept.key, kept.made = id(tensor), made
+    _MADE[kept.key] = kept
+
+
+def _forget(kept: Any, known: dict[int, _Tensor] = _MADE) -> None:
+    known.pop(kept.key, None)
+
+
+def _of_tensor(value: Any) -> _Made | None:
+    kept = _MADE.get(id(value))
+    return kept.made if kept is not None and kept() is value else None
 
 
 def carry(item: Any, other: Any) -> None:
     """A batch elsewhere is made of what it was made of here."""
     if other is not item and isinstance(item, Mapping) and (made := _made(item)) is not None:
         for name, one in item.items():
-            if isinstance(one, torch.Tensor) and one in _MADE and isinstance(other[name], torch.Tensor):
-                _MADE[other[name]] = made
+            if _of_tensor(one) is not None and isinstance(other[name], torch.Tensor):
+                _put(other[name], made)
 
 
 def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | None]) -> Explanation:
@@ -155,8 +171,7 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
 
 
 def _made(item: Mapping[Any, Any]) -> _Made | None:
-    found = (_MADE.get(one) for one in item.values() if isinstance(one, torch.Tensor))
-    return next((made for made in found if made is not None), None)
+    return next((made for made in map(_of_tensor, item.values()) if made is not None), None)
 
 
 def _place(window: PlanningWindow, which: int) -> str | None:
