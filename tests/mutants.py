@@ -750,7 +750,7 @@ MUTANTS = [
     Mutant(
         "a filler is not marked where a collate_fn makes no dict",
         "tensors/collated.py",
-        "if not isinstance(item, dict | MutableMapping) and",
+        "if not isinstance(item, (dict, MutableMapping)) and",
         "if False and",
         of("batching/test_sharded", "test_fillers_that_nothing_can_mark_are_refused_on_every_rank[False-False]"),
     ),
@@ -1024,8 +1024,8 @@ MUTANTS = [
     Mutant(
         "a packed batch lets transformers keep a cache, and mix its samples",
         "tensors/packed.py",
-        "use_cache=False",
-        "use_cache=True",
+        'out["use_cache"] = False',
+        'out["use_cache"] = True',
         of("tensors/test_attention", "test_transformers_would_mix_samples_where_it_keeps_a_cache_or_sees_both_ways"),
     ),
     Mutant(
