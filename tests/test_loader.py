@@ -10,6 +10,7 @@ import pickle
 import threading
 from collections.abc import Callable, Collection
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,6 +244,59 @@ def test_a_foreign_state_is_refused() -> None:
     )
     with pytest.raises(StateError, match=message):
         make().load_state_dict(make().batches.iter().state_dict())
+
+
+def no_seven(sample: dict[str, Any]) -> bool:
+    if 7 in sample["input_ids"]:
+        raise ValueError("seven")
+    return True
+
+
+def test_a_state_of_another_pipeline_or_a_damaged_one_is_refused_at_once(tmp_path: Path) -> None:
+    """No row is read for it: the shard has none that could be."""
+    (tmp_path / "a.jsonl").write_text("no JSON\n")
+
+    def loader(size: int, **settings: Any) -> Loader:
+        return bf.from_files(f"{tmp_path}/a.jsonl").batch(size).loader(**settings)
+
+    threads = {*threading.enumerate()}
+    for settings in ({}, {"steps_per_epoch": 4}):
+        held = loader(2, **settings).batches.iter().state_dict()
+        steps = None if not settings else 1
+        with pytest.raises(StateError, match=r"another pipeline: batch.policy.n was 2 when it was saved and is 3 here"):
+            loader(3, **settings).load_state_dict(as_text(0, held, None, steps))
+        edited = held | {"position": [9, held["position"]]}
+        with pytest.raises(StateError, match="this state is damaged: its position has the checksum"):
+            loader(2, **settings).load_state_dict(as_text(0, edited, None, steps))
+        loader(2, **settings).load_state_dict(as_text(0, held, None, steps))
+    assert {*threading.enumerate()} <= threads
+
+
+def test_a_loader_stays_where_it_was_after_a_state_that_it_refuses() -> None:
+    loader, whole = make(), flat(make())
+    loop = iter(loader)
+    seen = flat([next(loop)])
+    other = bf.from_sequence([[1], [2]]).batch(1).loader()
+    next(iter(other))
+    with pytest.raises(StateError, match="belongs to another pipeline"):
+        loader.load_state_dict(other.state_dict(), allow={"urls"})
+    assert seen + flat(loop) == whole
+
+
+def test_what_a_filter_leaves_out_while_a_state_is_checked_is_in_the_counts() -> None:
+    def filtered() -> Loader:
+        rows = bf.from_sequence([{"input_ids": [number]} for number in range(12)])
+        return rows.filter(no_seven, on_error="skip").batch(2).loader()
+
+    whole, rest = filtered(), filtered()
+    next(iter(whole))
+    rest.load_state_dict(whole.state_dict())
+    rest.load_state_dict(whole.state_dict())
+    assert flat(rest) == [2, 3, 4, 5, 6, 8, 9, 10, 11]
+    assert rest.stats is not None
+    assert rest.stats.skipped == 1
+    assert flat(rest)[:2] == [0, 1]
+    assert rest.stats.skipped == 0, "of this epoch"
 
 
 def test_an_empty_data_set_has_empty_epochs(caplog: pytest.LogCaptureFixture) -> None:

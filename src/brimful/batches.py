@@ -236,7 +236,8 @@ class Batches:
 
     @property
     def _facts(self) -> dict[str, str]:
-        return facts(self.stage, self.stage.planned, self.repeats, vars(self).get("_length"))
+        found = facts(self.stage, self.stage.planned, self.repeats, vars(self).get("_length"))
+        return found if self.stage.collated.layout.as_tensors else found | {"columns": "made by collate_fn"}
 
     @property
     def streams(self) -> int | None:
@@ -536,6 +537,7 @@ def batches_of(
         order.seed,
         order.balance_cost,
         labels_follow=follow,
+        window=rows or window,
     )
     if stage.streams is not None:
         planned = RoundRobin(planned, stage.streams)

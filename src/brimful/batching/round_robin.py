@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Generic, TypeVar, cast
 
 from brimful.batching.batch import Uneven, filler
-from brimful.batching.distributed import Rank, resolve, say_split_groups
+from brimful.batching.distributed import Rank, in_words, resolve, say_split_groups
 from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of
 from brimful.core.background import Channel, close_together
 from brimful.core.errors import DataError, StateError
@@ -82,6 +82,11 @@ class RoundRobin(Stage[T]):
                 yield from self._together(at, readers, Rank(rank, world_size))
         finally:
             close_together([one.channel for one in readers.values() if one.channel is not None])
+
+    @property
+    def planned_by(self) -> str:
+        shared = f", {in_words(self.rank, self.world_size)}" if self.is_sharded else ""
+        return self.upstream.planned_by + shared
 
     def sharded(self, **how: Any) -> RoundRobin[T]:
         return replace(self, is_sharded=True, **how)

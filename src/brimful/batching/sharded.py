@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches, Uneven, apart, filler
-from brimful.batching.distributed import resolve, say_split_groups
+from brimful.batching.distributed import in_words, resolve, say_split_groups
 from brimful.batching.labels import counted, step_labels
 from brimful.core.stage import END, Stage, State, running, runtime
 
@@ -97,6 +97,10 @@ class Sharded(Stage[Batch]):
             elif own is None:
                 own, weight = _place_of(apart(filler(Batch(*step.latest)))), 0.0
             yield weighed(own, weight), END
+
+    @property
+    def planned_by(self) -> str:
+        return f"{self.upstream.planned_by}, {in_words(self.rank, self.world_size)}"
 
     @property
     def streamed_by(self) -> str:

@@ -263,6 +263,11 @@ class Stage(ABC, Generic[T_co]):
         return self if self.plans else self.below[0].limited
 
     @property
+    def planned_by(self) -> str:
+        """The settings by which batches are planned and shared out, nearly as users write them; "" where rows are not batched."""
+        return self.below[0].planned_by if self.below else ""
+
+    @property
     def uneven(self) -> str:
         """The rule for a step that has too few batches for all ranks; "" where batches are not shared out."""
         return self.below[0].uneven if self.below else ""
@@ -417,7 +422,7 @@ _REMEDIES: Final = {
 _DIVIDED: Final = ("batch.policy.", "pack.rows")
 """Sizes that micro_batches divides, as they begin."""
 
-_SHUFFLES: Final = ("shuffle", "shuffle_shards")
+SHUFFLES: Final = ("shuffle", "shuffle_shards")
 """Settings of sources without which their seed draws nothing."""
 
 
@@ -497,7 +502,7 @@ def header_difference(
         policies = saved.get("policy"), ours.get("policy")
         if found := header_difference(*policies, allow | {"sort"}, f"{owner}policy", "policy"):
             return found
-        idle = ["seed"] if any(saved.get(name) is ours.get(name) is False for name in _SHUFFLES) else []
+        idle = ["seed"] if any(saved.get(name) is ours.get(name) is False for name in SHUFFLES) else []
         names = [name for name in (*ours, *(name for name in saved if name not in ours)) if name not in {*allow, *idle}]
         pairs = [(saved.get(name), ours.get(name), f"{owner}{name}", name) for name in names]
     else:
