@@ -337,7 +337,8 @@ def interleave_datasets(
     by: Literal["samples", "tokens"] = "samples",
     length_column: str = "input_ids",
 ) -> Dataset:
-    """Mixes data sets in fixed proportions, evenly spread. The result is indexed if all of them are.
+    """Mixes data sets in fixed proportions, evenly spread. The result is indexed if all of them are. `stream()` of data
+    that do not repeat counts as indexed here: call `stream().take(n)` to mix them as a stream.
 
     Samples have the columns of all data sets. If a data set lacks a column, it is null in its samples. To avoid that,
     `select` the same columns of each.
