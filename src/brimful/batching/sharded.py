@@ -51,7 +51,7 @@ class Sharded(Stage[Batch]):
         rank, world_size = resolve(self.rank, self.world_size, self.process_group)
         if world_size > 1 and self.streamed:
             instead = "Use from_files(streams=...), or"
-            if self.streamed == "repeat" or self.streamed in vars(DATASET.IndexedDataset):  # which leave indexed data so
+            if self.streamed in ("repeat", *vars(DATASET.IndexedDataset)):  # which leave indexed data so
                 instead = "Leave out stream(): batches of indexed data can be divided. Or"
             raise ValueError(
                 f"data that are streamed (by {self.streamed}) cannot be divided among {world_size} ranks: each rank would read "
