@@ -157,9 +157,10 @@ class Stage(ABC, Generic[T_co]):
         """
         counts = {one.streams: None for one in self.below}
         if len(counts) > 1:
+            got = ("None" if one.streams is None else f"{one.streams:,}" for one in self.below)
             raise ValueError(
-                f"the data sets of {named(self)} must have equally many streams (got "
-                f"{', '.join(str(one.streams) for one in self.below)}); give each the same from_files(streams=...)"
+                f"the data sets of {named(self)} must have equally many streams (got {', '.join(got)}); "
+                "give each the same from_files(streams=...)"
             )
         return next(iter(counts), None)
 
@@ -172,7 +173,7 @@ class Stage(ABC, Generic[T_co]):
         """
         if not self.below:
             raise ValueError(
-                f"{named(self)} cannot be read as {count} streams, as from_files(streams={count}) can: each stream would read "
+                f"{named(self)} cannot be read as {count:,} streams, as from_files(streams=...) can: each stream would read "
                 "all of it"
             )
         return self.over(*(one.stream(number, count) for one in self.below))
@@ -497,7 +498,9 @@ def header_difference(
         inside = f"{path}." if path else ""
         owner = f"{inside}{ours['verb']}." if "verb" in ours else inside
         if ("fixed_weights" in saved) != ("fixed_weights" in ours):
-            mixtures = [f"a mixture of {'indexed data' if 'fixed_weights' in one else 'streams'}" for one in (saved, ours)]
+            mixtures = [
+                f"a mixture of {'indexed data' if 'fixed_weights' in one else 'streams'}" for one in (saved, ours)
+            ]
             return Difference(owner.rstrip("."), mixtures[0], *mixtures)
         # the policy first: the window by default, and sort, follow from what was given
         policies = saved.get("policy"), ours.get("policy")
@@ -590,7 +593,7 @@ def refuse_streams(stage: Stage[Any], method: str, does: str = "counts") -> None
     if count is not None and count > 1:
         instead = "count batches instead (Batches.take, Batches.enumerate), filter the rows by what is in them, or "
         raise ValueError(
-            f"{method} {does} the rows of all {count} streams, which are read apart and end apart: "
+            f"{method} {does} the rows of all {count:,} streams, which are read apart and end apart: "
             f"{instead if does == 'counts' else ''}read them without streams="
         )
 
