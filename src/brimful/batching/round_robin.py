@@ -55,8 +55,8 @@ class RoundRobin(Stage[T]):
         rank, world_size = resolve(self.rank, self.world_size, self.process_group) if self.is_sharded else Rank(0, 1)
         if self.num_streams % world_size:
             raise ValueError(
-                f"{self.num_streams} streams cannot be shared out evenly by {world_size} ranks: choose from_files(streams=...) "
-                "so that every world size divides it"
+                f"{self.num_streams:,} streams cannot be shared out evenly by {world_size:,} ranks: choose "
+                "from_files(streams=...) so that every world size divides it"
             )
         own = range((at["next"] + rank) % world_size, self.num_streams, world_size)
         if missing := [str(stream) for stream in own if str(stream) not in at["streams"]]:

@@ -231,7 +231,9 @@ class ResultFiles:
             raise DataError(f"{path} is missing; put it back, or remove {self.folder} to begin anew") from error
         except DataError:
             raise
-        except (ValueError, RecursionError, pa.ArrowException) as error:
+        except (ValueError, RecursionError, OSError, pa.ArrowException) as error:
+            if getattr(error, "errno", None) is not None:  # of the system, which names the file
+                raise
             raise DataError(
                 f"{path} is damaged ({error}); put it back, or remove {self.folder} to begin anew"
             ) from error
@@ -401,18 +403,23 @@ class ResultIndex(DataIndex):
         if files.are_parquet:
             block = concat(files.table(file, rows).to_batches())
         else:
-            lines = files.lines(file, rows)
-            try:
-                block = typed(lines, self._first_schema if file else None)
-            except (ValueError, TypeError, *UNFIT) as error:
-                raise DataError(
-                    f"{files.path_of(file)} holds results that are no rows of one table ({error}); read its lines as JSON"
-                ) from error
+            block = self._typed(file, self._first_schema if file else None)
         name = f"results {self.folder.name}/{files.path_of(file).name}"
         origin = origins(name, np.arange(rows), "row" if files.are_parquet else "line")
         return with_column(block.replace_schema_metadata(None), ORIGIN, origin)
 
+    def _typed(self, file: int, schema: pa.Schema | None) -> pa.RecordBatch:
+        """The rows of a file of JSON lines."""
+        files = ResultFiles(self.folder)
+        lines = files.lines(file, int(self._starts[file + 1] - self._starts[file]))
+        try:
+            return typed(lines, schema)
+        except (ValueError, TypeError, *UNFIT) as error:
+            raise DataError(
+                f"{files.path_of(file)} holds results that are no rows of one table ({error}); read its lines as JSON"
+            ) from error
+
     @once
     def _first_schema(self) -> pa.Schema:
         """The types of the first results, and whether they are dicts."""
-        return typed(ResultFiles(self.folder).lines(0, int(self._starts[1])), None).schema
+        return self._typed(0, None).schema
