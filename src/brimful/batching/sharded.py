@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches, Uneven, apart, filler
 from brimful.batching.distributed import in_words, resolve, say_split_groups
 from brimful.batching.labels import counted, step_labels
-from brimful.core.above import DATASET
 from brimful.core.stage import END, Stage, State, running, runtime
 
 if TYPE_CHECKING:
@@ -50,12 +49,10 @@ class Sharded(Stage[Batch]):
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         rank, world_size = resolve(self.rank, self.world_size, self.process_group)
         if world_size > 1 and self.streamed:
-            instead = "Use from_files(streams=...), or"
-            if self.streamed in ("repeat", *vars(DATASET.IndexedDataset)):  # which leave indexed data so
-                instead = "Leave out stream(): batches of indexed data can be divided. Or"
             raise ValueError(
                 f"data that are streamed (by {self.streamed}) cannot be divided among {world_size} ranks: each rank would read "
-                f"and tokenize all of them. {instead} write a token store with to_store(path)"
+                "and tokenize all of them. Use from_files(streams=...), or write a token store with to_store(path). Batches of "
+                "indexed data, such as a store, can be divided: leave out stream()"
             )
         say_split_groups(self.upstream.settings(), world_size)
         step = _Step()
