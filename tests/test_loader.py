@@ -9,6 +9,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -513,6 +514,25 @@ def test_a_loop_inside_a_loop_of_steps_ends_the_outer_one_with_an_error() -> Non
     next(iter(loader))
     with pytest.raises(RuntimeError, match="another loop over this loader has begun inside this one"):
         next(outer)
+
+
+@pytest.mark.parametrize("error", [KeyError("gone"), KeyboardInterrupt()], ids=["an error", "Ctrl-C"])
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("around", [copy.copy, partial(AsyncLoader, device="cpu")], ids=["plain", "ahead"])
+def test_a_loop_that_failed_is_never_taken_for_one_that_ended(around: Any, steps: int | None, error: Any) -> None:
+    def fail_at_third(batch: Any) -> Any:
+        if batch["input_ids"].item() == 3:
+            raise error
+        return batch
+
+    batches = bf.from_sequence([[1], [2], [3]]).batch(1).map(fail_at_third)
+    it = iter(around(batches.loader(steps_per_epoch=steps)))
+    assert flat([next(it), next(it)]) == [1, 2]
+    with pytest.raises((bf.StageError, KeyboardInterrupt)):
+        next(it)
+    for _ in range(2):
+        with pytest.raises(bf.BrokenError, match=f"^this iterator failed earlier: .*{type(error).__name__}"):
+            next(it)
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, True])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from brimful.core.above import GUARD
 from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
-from brimful.core.errors import Counts, StateError, add_counts, integer, tallied
+from brimful.core.errors import BrokenError, Counts, StateError, add_counts, integer, tallied
 from brimful.core.iterator import ResumableIterator, position_in
 from brimful.core.stage import Stage, allowed, shown
 from brimful.core.states import as_text, from_text, restored_elsewhere
@@ -82,6 +82,9 @@ class Loader(IterableDataset[Any]):
         self._consumed = Consumed()
 
     def __iter__(self) -> Iterator[Any]:
+        return LoaderIterator(self._loop())
+
+    def _loop(self) -> Generator[Any, None, None]:
         if get_worker_info() is not None:
             raise RuntimeError(
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
@@ -352,6 +355,33 @@ class Loader(IterableDataset[Any]):
         with suppress(Exception), self.batches.iter(place, allow=self._allow) as rest:
             return next(rest, None) is None
         return False
+
+
+@final
+class LoaderIterator(Iterator[Any]):
+    """The batches of one loop. After an error or Ctrl-C, every `next` raises an error.
+
+    A generator alone would raise StopIteration then, and a loop would take that for the end of the epoch.
+    """
+
+    def __init__(self, batches: Generator[Any, None, None]) -> None:
+        self._batches = batches
+        self._error: BaseException | None = None
+
+    def __next__(self) -> Any:
+        if self._error is not None:
+            raise BrokenError(f"this iterator failed earlier: {self._error!r}") from self._error
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def close(self) -> None:
+        """Leaves the loop."""
+        self._batches.close()
 
 
 @dataclass(frozen=True)

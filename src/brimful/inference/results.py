@@ -146,18 +146,26 @@ class ResultFolder:
             raise
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} is damaged ({error!r}); remove {self.path} to begin anew") from error
-        differs = header_difference(settings, self._settings)
-        if differs is not None:
-            raise StateError(
-                f"the results in {self.path} are of another run: {differs.name} was {differs.saved} when they were written and "
-                f"is {differs.ours} here; name another folder, or go on with what wrote them"
-            )
+        self.check(settings, self._settings)
         paths = map(self._files.path_of, range(found.windows))
         if missing := next((path for path in paths if not path.exists()), None):
             raise DataError(f"{missing} is missing; put it back, or remove {self.path} to begin anew")
         if found.windows and self._files.are_parquet:
             self._schema = self._files.table(0, next(found.rows())).schema
         return found
+
+    def check(self, saved: Any, ours: Any) -> None:
+        """Refuses results that were written with other settings.
+
+        Raises:
+            StateError: the first that differs is named, with both values.
+        """
+        differs = header_difference(saved, ours)
+        if differs is not None:
+            raise StateError(
+                f"the results in {self.path} are of another run: {differs.name} was {differs.saved} when they were written and "
+                f"is {differs.ours} here; name another folder, or go on with what wrote them"
+            )
 
     def save(self, done: WindowsDone) -> None:
         """Writes the journal. Price: two writes to the disk, 1 KB."""

@@ -368,7 +368,7 @@ def _endless(loader: Loader | AsyncLoader) -> Generator[Any, None, None]:
     """Epoch after epoch of a loader."""
     while True:
         empty = True
-        with closing(iter(loader)) as batches:  # type: ignore[type-var]  # both are generators
+        with closing(iter(loader)) as batches:  # type: ignore[type-var]  # both can be closed
             for batch in batches:
                 empty = False
                 yield batch
