@@ -1,6 +1,7 @@
 """Reads many damaged files, in a process of its own so that a crash of it is a failure.
 
     python -m tests.damage_child FORMAT FIRST COUNT FILE ...
+    python -m tests.damage_child store FIRST COUNT FOLDER
 
 Prints what went wrong; each file is read again and again, damaged in another way each time.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+import brimful as bf
 from brimful.core.errors import DataError, OnError, tallied
 from brimful.sources.bytes import LocalFile
 from brimful.sources.format import Wanted
@@ -98,9 +100,30 @@ def problem(form: str, path: Path, schema: pa.Schema, whole: int) -> str | None:
     return f"{counts} were skipped, of which nothing is said"
 
 
+def read_stores(folder: Path, cases: range) -> None:
+    """A store whose first file holds other bits. It is as long as it was: each file's size stands in the manifest."""
+    path = folder / "00000.arrow"
+    data = path.read_bytes()
+    for case in cases:
+        print(f"\r{case}", end="", file=sys.stderr, flush=True)
+        draw = random.Random(case)
+        damaged = bytearray(data)
+        draw.choice([flip, flip_near_the_end, flip_near_the_start])(damaged, draw)
+        path.write_bytes(damaged)
+        try:
+            list(bf.from_store(folder))
+            list(bf.from_store(folder, shuffle=True).batch(8))
+        except DataError:
+            pass
+        except Exception as error:
+            print(f"{case}: {type(error).__name__}: {error}")
+
+
 def main() -> None:
     logging.disable()
     form, first, count, *names = sys.argv[1:]
+    if form == "store":
+        return read_stores(Path(names[0]), range(int(first), int(first) + int(count)))
     originals = []
     for name in names:
         with LocalFile(name) as file:

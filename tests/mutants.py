@@ -1582,8 +1582,8 @@ MUTANTS = [
     Mutant(
         "a batch may have one row too many",
         "plan/cut.py",
-        "        start += rows(int(padded[start]))\n",
-        "        start += rows(int(padded[start])) + (start > 0)\n",
+        "        start += rows(padded.item(start))\n",
+        "        start += rows(padded.item(start)) + (start > 0)\n",
         ("tests/plan/test_budget.py",),
     ),
     # -- stores that are far away: the right bytes, of the same object, and not too many
@@ -2395,8 +2395,8 @@ MUTANTS = [
     Mutant(
         "segments are numbered on from row to row",
         "tensors/packed.py",
-        "in_row = np.arange(len(rows_of)) - np.searchsorted(rows_of, rows_of)",
-        "in_row = np.arange(len(rows_of))",
+        "in_row = np.arange(len(firsts)) - np.repeat(heads, np.diff(heads, append=len(firsts)))",
+        "in_row = np.arange(len(firsts))",
         of("tensors/test_attention", "test_segments_are_numbered_in_each_row_for_convolutions_and_state_spaces"),
     ),
     Mutant(

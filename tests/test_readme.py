@@ -7,6 +7,7 @@ names than those that the page calls the reader's own. Commands in ```console bl
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Iterator
@@ -89,6 +90,13 @@ def test_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             namespace |= seen
         else:
             exec(code, namespace)
+    ended(namespace)
+
+
+def ended(namespace: dict[str, Any]) -> None:
+    """Iterators that a page leaves open go now, not when the garbage collector comes: tests after it look for threads."""
+    namespace.clear()
+    gc.collect()
 
 
 def test_the_loop_of_the_data_page_learns_from_blank_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +109,7 @@ def test_the_loop_of_the_data_page_learns_from_blank_lines(tmp_path: Path, monke
     lines = [json.dumps({"id": number, "text": ""}) + "\n" for number in range(20_000)]
     Path("corpus-01.jsonl").write_text("".join(lines))
     exec(loop.replace(".jsonl.gz", ".jsonl*").replace("else 0, 4)", "else 0, 30)"), namespace)
+    ended(namespace)
     assert len(losses) == 30
     assert all(map(isfinite, losses))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -32,7 +33,10 @@ from brimful.store.local import LocalFolder, MappedFile
 from brimful.store.manifest import MANIFEST, SideFile
 from brimful.store.writer import write_store
 from brimful.testing import assert_exact_resume
+from tests.effort import times
 from tests.store.stores import Given, blocks_of, rows_of, store_of
+
+ROOT = Path(__file__).parents[2]
 
 DRAW = np.random.default_rng(0)
 LENGTHS = DRAW.integers(0, 40, 3000).tolist()
@@ -392,6 +396,20 @@ def test_a_file_of_the_wrong_size(small: Path) -> None:
         bf.DataError, match=r"lengths.input_ids.npy is damaged: it has 0 bytes, and the manifest says 288"
     ):
         bf.from_store(small).lengths()
+
+
+def test_bits_that_changed_in_a_file_are_an_error_or_other_values_and_never_end_the_process(tmp_path: Path) -> None:
+    rows = [{"input_ids": [row] * 3, "labels": [1, row, 3], "text": f"a{row}", "tags": [str(row)]} for row in range(50)]
+    bf.from_sequence(rows).to_store(tmp_path / "store")
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.damage_child", "store", "0", str(times(300, 100_000)), str(tmp_path / "store")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, f"crashed at {child.stderr[-2_000:]}"
+    assert not child.stdout, child.stdout[:2_000]
 
 
 def test_a_file_that_is_no_arrow_file(small: Path) -> None:

@@ -542,5 +542,5 @@ def offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:
 
 def offsets_in(array: pa.Array) -> NDArray[np.int64]:
     """The offsets of a list, map or text column, int64 (n + 1,)."""
-    raw = np.frombuffer(array.buffers()[1], dtype=offset_type(array.type) or np.int32)
-    return raw[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    kind, count = np.dtype(offset_type(array.type) or np.int32), len(array) + 1
+    return np.frombuffer(array.buffers()[1], kind, count, array.offset * kind.itemsize).astype(np.int64)

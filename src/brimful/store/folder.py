@@ -180,7 +180,15 @@ class Folder(ABC):
     @once
     def schema(self) -> pa.Schema:
         """All columns; none of a store without a row of which the chain did not say them."""
-        return self.first_schema() if self.manifest.files else pa.schema([])
+        if not self.manifest.files:
+            return pa.schema([])
+        found, name = self.first_schema(), self.manifest.files[0].name
+        if lost := self.manifest.lengths.keys() - found.names:
+            raise DataError(
+                f"{self.path}: {name} is damaged: it has the columns {', '.join(found.names)}, and the manifest says "
+                f"{min(lost)!r}; `brimful verify` says what else"
+            )
+        return found
 
     @once
     def list_columns(self) -> frozenset[str]:
