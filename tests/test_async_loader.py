@@ -577,12 +577,16 @@ def test_buckets_are_any_lengths(buckets: Any) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "value"),
-    [("uint8", -100), ("uint16", -100), ("bool", -100), ("int64", 0.5), ("int64", float("nan")), ("int32", 1e10)],
+    [
+        *[("uint8", -100), ("uint16", -100), ("bool", -100), ("int64", 0.5), ("int64", float("nan")), ("int32", 1e10)],
+        *[("float16", 1e6), ("bfloat16", -1e39), ("float32", 1e39)],
+    ],
 )
 def test_a_value_that_a_type_does_not_hold_is_refused(dtype: str, value: float) -> None:
     batch = {"input_ids": torch.ones(1, 3), "labels": torch.ones(1, 3).to(getattr(torch, dtype))}
     with pytest.raises(
-        bf.DataError, match=rf"^'labels' is of {dtype}, which does not hold its pad value {value}; choose another"
+        bf.DataError,
+        match=rf"^'labels' is of {dtype}, which does not hold its pad value {re.escape(str(value))}; choose another",
     ):
         padded(batch, buckets=[4], pad_value_dict={"input_ids": 0, "labels": value})
 

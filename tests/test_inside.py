@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import brimful as bf
 
 ROWS = [{"id": 1, "text": "a"}, {"id": 2, "text": "bb"}, {"id": 3, "text": "ccc"}]
 UNREAD = "not known before rows are read"
+TWO = "policy=FixedSize(n=2, sort=False)"
 
 
 def letters(texts: list[str]) -> list[list[int]]:
@@ -43,7 +45,7 @@ def test_columns_follow_through_stages_that_say_what_they_make() -> None:
         *lines(f"id: int64, {both}", UNREAD),
     ]
     assert str(data.enumerate().concat_chunk(4)).splitlines()[1:] == lines("input_ids: list of int32", UNREAD)
-    assert str(data.rename({"id": "n"}).drop("labels").add_bos_eos(1, 2).shuffle(9).batch(2)).splitlines()[1:] == lines(
+    assert str(data.rename({"id": "n"}).drop("labels").add_bos_eos(1, 2).shuffle(9).batch(2)).splitlines()[2:] == lines(
         "n: int64, input_ids: list of int32", UNREAD
     )
     for unknown in (data.map(refuse), data.sliding_window(2) if hasattr(data, "sliding_window") else data.window(2)):
@@ -63,6 +65,7 @@ def test_a_stream_that_has_not_been_read_says_so(tmp_path: Path) -> None:
     missing = bf.from_files(f"{tmp_path}/nowhere.jsonl", repeat=True)
     assert str(missing.batch(2)).splitlines() == [
         "Batches(from_files > batch, repeat)",
+        f"  planned by: {TWO}",
         *lines(UNREAD, f"{UNREAD}, repeated"),
     ]
     typed = (
@@ -98,9 +101,68 @@ def test_a_fault_of_the_chain_is_shown_not_raised() -> None:
 
 def test_batches_show_how_many_there_are_once_they_are_counted() -> None:
     batches = bf.from_sequence([{"input_ids": [1]}] * 5).batch(2)
-    assert str(batches).splitlines() == ["Batches(from_sequence > batch)", *lines("input_ids: list of int64", "5")]
+    assert str(batches).splitlines() == [
+        "Batches(from_sequence > batch)",
+        f"  planned by: {TWO}",
+        *lines("input_ids: list of int64", "5"),
+    ]
     assert len(batches) == 3
-    assert str(batches).splitlines()[3] == "  batches: 3"
+    assert str(batches).splitlines()[4] == "  batches: 3"
+
+
+def budget(batch: int, length: int) -> int:
+    return batch * length
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda data: data.batch_by_tokens(16_384), "policy=TokenBudget(max_tokens=16,384), window='auto'"),
+        (
+            lambda data: data.batch_by_tokens(64, pad_to_multiple_of=8, overlong="drop", seed=7).shard(1, 4),
+            "policy=TokenBudget(max_tokens=64, pad_to_multiple_of=8), overlong='drop', seed=7, window='auto', rank 1 of 4",
+        ),
+        (
+            lambda data: data.batch_by_tokens(64, micro_batches=2, window="steps").shard(),
+            "policy=TokenBudget(max_tokens=32), shuffle_batches='stratified', window='steps', rank of this process, "
+            "in each of 2 micro_batches",
+        ),
+        (
+            lambda data: data.batch(4, window=2_000, buckets=[8, 16], drop_last=True, shuffle_batches=False),
+            "policy=FixedSize(n=4), buckets=[8, 16], drop_last=True, shuffle_batches=False, window=2,000",
+        ),
+        (lambda data: data.batch(bf.CostBudget(budget, 9)), "policy=CostBudget(cost=budget, limit=9), window='auto'"),
+        (lambda data: data.pack(512, rows=2), "row_length=512, rows=2, window='auto'"),
+        (lambda data: data.batch_by(4, key=len), "batch_size=4, key=len, window=10,000"),
+        (lambda data: data.batch(2).map(refuse).prefetch(2).take(1), TWO),
+    ],
+)
+def test_batches_show_how_they_are_planned(made: Any, words: str) -> None:
+    batches = made(bf.from_sequence(ROWS))
+    assert str(batches).splitlines()[1] == f"  planned by: {words}"
+    assert f'<td style="text-align:left">{escape(words)}</td>' in batches._repr_html_()
+
+
+def test_ranks_of_streams_are_shown_too() -> None:
+    shared = bf.from_files("corpus/*.jsonl", streams=8).batch(2).shard(0, 2)
+    assert str(shared).splitlines()[1] == f"  planned by: {TWO}, rank 0 of 2"
+
+
+def test_shuffled_sources_are_shown_as_such(tmp_path: Path) -> None:
+    rows = bf.from_sequence(ROWS, shuffle=True)
+    assert repr(rows).startswith("IndexedDataset(from_sequence(shuffle))\n")
+    bf.from_sequence([{"input_ids": [1]}]).to_store(tmp_path / "store")
+    assert repr(bf.from_store(tmp_path / "store", shuffle=True).batch(2)).startswith(
+        "Batches(from_store(shuffle) > batch)\n"
+    )
+    files = bf.from_files("nowhere.jsonl", shuffle_shards=True)
+    assert repr(files).startswith("Dataset(from_files(shuffle_shards))\n")
+
+
+def test_columns_of_a_collate_fn_are_its_own() -> None:
+    samples = bf.from_dataset([{"x": 1}], collate_fn=refuse)
+    for batches in (samples.batch(2), bf.from_sequence(ROWS).batch(2, collate_fn=refuse)):
+        assert str(batches).splitlines()[2] == "  columns: made by collate_fn"
 
 
 def test_a_notebook_gets_a_table() -> None:

@@ -9,7 +9,9 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,6 +247,59 @@ def test_a_foreign_state_is_refused() -> None:
         make().load_state_dict(make().batches.iter().state_dict())
 
 
+def no_seven(sample: dict[str, Any]) -> bool:
+    if 7 in sample["input_ids"]:
+        raise ValueError("seven")
+    return True
+
+
+def test_a_state_of_another_pipeline_or_a_damaged_one_is_refused_at_once(tmp_path: Path) -> None:
+    """No row is read for it: the shard has none that could be."""
+    (tmp_path / "a.jsonl").write_text("no JSON\n")
+
+    def loader(size: int, **settings: Any) -> Loader:
+        return bf.from_files(f"{tmp_path}/a.jsonl").batch(size).loader(**settings)
+
+    threads = {*threading.enumerate()}
+    for settings in ({}, {"steps_per_epoch": 4}):
+        held = loader(2, **settings).batches.iter().state_dict()
+        steps = None if not settings else 1
+        with pytest.raises(StateError, match=r"another pipeline: batch.policy.n was 2 when it was saved and is 3 here"):
+            loader(3, **settings).load_state_dict(as_text(0, held, None, steps))
+        edited = held | {"position": [9, held["position"]]}
+        with pytest.raises(StateError, match="this state is damaged: its position has the checksum"):
+            loader(2, **settings).load_state_dict(as_text(0, edited, None, steps))
+        loader(2, **settings).load_state_dict(as_text(0, held, None, steps))
+    assert {*threading.enumerate()} <= threads
+
+
+def test_a_loader_stays_where_it_was_after_a_state_that_it_refuses() -> None:
+    loader, whole = make(), flat(make())
+    loop = iter(loader)
+    seen = flat([next(loop)])
+    other = bf.from_sequence([[1], [2]]).batch(1).loader()
+    next(iter(other))
+    with pytest.raises(StateError, match="belongs to another pipeline"):
+        loader.load_state_dict(other.state_dict(), allow={"urls"})
+    assert seen + flat(loop) == whole
+
+
+def test_what_a_filter_leaves_out_while_a_state_is_checked_is_in_the_counts() -> None:
+    def filtered() -> Loader:
+        rows = bf.from_sequence([{"input_ids": [number]} for number in range(12)])
+        return rows.filter(no_seven, on_error="skip").batch(2).loader()
+
+    whole, rest = filtered(), filtered()
+    next(iter(whole))
+    rest.load_state_dict(whole.state_dict())
+    rest.load_state_dict(whole.state_dict())
+    assert flat(rest) == [2, 3, 4, 5, 6, 8, 9, 10, 11]
+    assert rest.stats is not None
+    assert rest.stats.skipped == 1
+    assert flat(rest)[:2] == [0, 1]
+    assert rest.stats.skipped == 0, "of this epoch"
+
+
 def test_an_empty_data_set_has_empty_epochs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert list(make_batches(0).loader()) == []
@@ -459,6 +514,25 @@ def test_a_loop_inside_a_loop_of_steps_ends_the_outer_one_with_an_error() -> Non
     next(iter(loader))
     with pytest.raises(RuntimeError, match="another loop over this loader has begun inside this one"):
         next(outer)
+
+
+@pytest.mark.parametrize("error", [KeyError("gone"), KeyboardInterrupt()], ids=["an error", "Ctrl-C"])
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("around", [copy.copy, partial(AsyncLoader, device="cpu")], ids=["plain", "ahead"])
+def test_a_loop_that_failed_is_never_taken_for_one_that_ended(around: Any, steps: int | None, error: Any) -> None:
+    def fail_at_third(batch: Any) -> Any:
+        if batch["input_ids"].item() == 3:
+            raise error
+        return batch
+
+    batches = bf.from_sequence([[1], [2], [3]]).batch(1).map(fail_at_third)
+    it = iter(around(batches.loader(steps_per_epoch=steps)))
+    assert flat([next(it), next(it)]) == [1, 2]
+    with pytest.raises((bf.StageError, KeyboardInterrupt)):
+        next(it)
+    for _ in range(2):
+        with pytest.raises(bf.BrokenError, match=f"^this iterator failed earlier: .*{type(error).__name__}"):
+            next(it)
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, True])

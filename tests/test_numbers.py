@@ -209,6 +209,11 @@ def test_a_timeout_is_a_number_above_0(call: Call, tmp_path: Path) -> None:
     for wrong in (float("nan"), float("inf"), np.float32("-inf")):
         with pytest.raises(ValueError, match=rf"^timeout_seconds must be finite \(got {wrong}\)$"):
             call(wrong)
+    with pytest.raises(ValueError, match=r"^timeout_seconds must be finite \(got 10+\)$"):
+        call(10**400)
+    for wrong in (10**12, 1e12):
+        with pytest.raises(ValueError, match=r"^timeout_seconds must be at most [\d,]+ \(got 1,000,000,000,000\)$"):
+            call(wrong)
     for none in ("5", True, [1.0]):
         with pytest.raises(TypeError, match=r"^timeout_seconds must be a number \(got "):
             call(none)

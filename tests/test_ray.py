@@ -435,7 +435,18 @@ def test_an_error_of_inference_says_which_batch(cluster: Any, upper: Any) -> Non
     texts = ["a", "die here", "ccc"]
     with pytest.raises(KeyError, match="die here") as raised:
         list(bf.map_batches_in_order(upper, texts, 1, executor="ray", num_workers=1))
-    assert "map_batches_in_order: of Upper for 1 sample padded to 8, the first of them" in raised.value.__notes__[0]
+    assert "map_batches_in_order: Upper got 1 sample of window 0, padded to 8: " in raised.value.__notes__[0]
+
+
+def test_batches_that_workers_split_are_counted_at_the_end(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def one_by_one(batch: Any) -> list[str]:
+        if len(batch["text"]) > 1:
+            raise MemoryError
+        return list(batch["text"])
+
+    texts = ["a", "b", "c", "d", "e"]
+    assert list(bf.map_batches_in_order(one_by_one, texts, 2, window=5, executor="ray", num_workers=1)) == texts
+    assert "out of memory: 2 of 3 batches were split, into 4 parts; a smaller budget" in caplog.text
 
 
 def test_options_of_ray_are_refused_without_it() -> None:

@@ -320,7 +320,29 @@ def test_shapes_say_that_a_collate_fn_makes_its_own(caplog: pytest.LogCaptureFix
     for _ in range(2):
         assert data.batch(4, collate_fn=to_longest).shapes() == {(4, 10): 2, (1, 10): 1}
     (message,) = caplog.messages
-    assert message.startswith("shapes() counts the shapes as they are planned, and does not see what collate_fn makes")
+    assert message == f"{PLANNED}. warm_up checks that"
+
+
+PLANNED = "shapes() counts the shapes as they are planned, and does not see what collate_fn makes of the samples"
+PAD = ": have it pad to the bucket, or multiple, that holds its longest sample"
+ADVICE = {
+    "rows that vary": (lambda data: data.batch(4, buckets=[10, 20], collate_fn=list), PAD),
+    "multiples": (lambda data: data.batch(4, pad_to_multiple_of=8, collate_fn=list), PAD),
+    "StaticShapes": (
+        lambda data: data.batch(bf.StaticShapes([10], 40), collate_fn=list),
+        f"{PAD}, and fill up the rows of StaticShapes",
+    ),
+    "packed rows": (lambda data: data.pack(40, rows=2, collate_fn=list), ""),
+}
+
+
+@pytest.mark.parametrize(("batches", "advice"), ADVICE.values(), ids=ADVICE)
+def test_what_a_collate_fn_is_to_do_follows_from_how_batches_are_planned(
+    batches: Callable[[bf.Dataset], bf.Batches], advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    assert batches(bf.from_sequence([{"input_ids": [1] * 10}] * 9)).shapes()
+    assert caplog.messages == [f"{PLANNED}{advice}. warm_up checks that"]
 
 
 def test_a_mixture_that_never_ends_has_no_shapes_to_count() -> None:

@@ -18,7 +18,7 @@ from brimful.core.errors import by_name, one_of, truth
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stage import Stage, State, runtime
 from brimful.core.stats import Stats
-from brimful.loader import Loader
+from brimful.loader import Loader, LoaderIterator
 from brimful.plan import uniform_buckets
 from brimful.tensors.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.tensors.on_device import OnDevice, StaticBuffers, numbered
@@ -124,6 +124,9 @@ class AsyncLoader:
     """Whether the interpreter ends, asked when modules may be empty: then nobody goes on."""
 
     def __iter__(self) -> Iterator[Any]:
+        return LoaderIterator(self._loop())
+
+    def _loop(self) -> Generator[Any, None, None]:
         if isinstance(self.loader, Loader | AsyncLoader):
             GUARD.loop_here().check_loader(self, followed=self._consumed.followed)
         if (place := self._consumed.left_at) is not None:

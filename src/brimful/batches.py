@@ -23,7 +23,7 @@ from brimful.blocks.ragged import LABELS, SHIFTED, is_labels
 from brimful.blocks.texts import TokenizedText
 from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
-from brimful.core.errors import by_name, function, integer, names_of, one_of, positive, truth, warn_once
+from brimful.core.errors import by_name, function, integer, names_of, one_of, timeout, truth, warn_once
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.iterator import ResumableIterator
 from brimful.core.once import once, settings_of
@@ -180,7 +180,7 @@ class Batches:
         [(2, 1.0), (3, 0.0)]
         """
         one_of("uneven", uneven, *get_args(Uneven))
-        positive("timeout_seconds", timeout_seconds)
+        timeout(timeout_seconds)
         rank = None if rank is None else integer("rank", rank)
         world_size = None if world_size is None else integer("world_size", world_size, 1, "rank")
         if process_group is not None and mesh is not None:
@@ -238,7 +238,8 @@ class Batches:
 
     @property
     def _facts(self) -> dict[str, str]:
-        return facts(self.stage, self.stage.planned, self.repeats, vars(self).get("_length"))
+        found = facts(self.stage, self.stage.planned, self.repeats, vars(self).get("_length"))
+        return found if self.stage.collated.layout.as_tensors else found | {"columns": "made by collate_fn"}
 
     @property
     def streams(self) -> int | None:
@@ -393,10 +394,15 @@ class Batches:
             raise TypeError(
                 "the shapes of these batches cannot be counted: a mixture of repeating data has no epochs. Call take(n) first"
             )
-        if not self.stage.collated.layout.as_tensors:
+        collated = self.stage.collated
+        if not collated.layout.as_tensors:
+            static = not collated.rules.packs and self.stage.planned.shapes() is not None
+            pad = static or collated.fewer_shapes
             warn_once(
-                "shapes() counts the shapes as they are planned, and does not see what collate_fn makes of the samples: "
-                "have it pad to the bucket of its longest sample, and fill up the rows of StaticShapes. warm_up checks that"
+                "shapes() counts the shapes as they are planned, and does not see what collate_fn makes of the samples%s%s. "
+                "warm_up checks that",
+                ": have it pad to the bucket, or multiple, that holds its longest sample" if pad else "",
+                ", and fill up the rows of StaticShapes" if static else "",
             )
         found = Counter((batch.padded_size, *batch.widths) for batch in self.plans(epoch))
         return dict(found.most_common())
@@ -414,7 +420,8 @@ class Batches:
         another process.
 
         Raises:
-            ValueError: the batch is not one of these, or all of its tensors were made anew. Or its layout is "grouped".
+            ValueError: the batch is not one of these, or all of its tensors were made anew, or it holds none. Or its layout
+                is "grouped".
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).batch(2)
@@ -538,6 +545,7 @@ def batches_of(
         order.seed,
         order.balance_cost,
         labels_follow=follow,
+        window=rows or window,
     )
     if stage.streams is not None:
         planned = RoundRobin(planned, stage.streams)
@@ -549,7 +557,8 @@ def batches_of(
     layout = _layout(form, planner, None if tokens is None else tokens.side, originals, rules.left_out)
     remedy = planner.fewer_shapes
     if remedy and not layout.as_tensors:
-        remedy = "have collate_fn pad to the buckets, and fill up the rows of StaticShapes"
+        take = "" if planner.shapes() else "take StaticShapes, "
+        remedy = f"{take}have collate_fn pad to the buckets, and fill up the rows of StaticShapes"
     return Batches(Collated(planned, rules, layout, remedy, planner.verb), repeats)
 
 

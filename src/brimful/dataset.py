@@ -24,7 +24,7 @@ from brimful.blocks.hashes import Side, Split
 from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
 from brimful.blocks.resize import Rebatch
-from brimful.core.errors import OnError, check_version, function, integer, names_of, one_of, positive, truth
+from brimful.core.errors import OnError, check_version, function, integer, names_of, one_of, timeout, truth
 from brimful.core.iterator import ResumableIterator
 from brimful.core.progress import shown as progress
 from brimful.core.repeat import Repeat
@@ -827,7 +827,7 @@ class Dataset:
         (2, [2, 1], [7])
         """
         self._refuse_originals("to_store")
-        timeout = positive("timeout_seconds", timeout_seconds)
+        seconds = timeout(timeout_seconds)
         run = run_by(executor, self.stage, ray_address)
         self._check_end("to_store")
         with progress() as report:
@@ -835,7 +835,7 @@ class Dataset:
                 self.stage,
                 path,
                 version=version,
-                timeout_seconds=timeout,
+                timeout_seconds=seconds,
                 report=report,
                 run=run,
                 executor=executor,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from brimful.core.above import GUARD
 from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
-from brimful.core.errors import StateError, integer
-from brimful.core.iterator import ResumableIterator
+from brimful.core.errors import BrokenError, Counts, StateError, add_counts, integer, tallied
+from brimful.core.iterator import ResumableIterator, position_in
 from brimful.core.stage import Stage, allowed, shown
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
@@ -32,6 +32,9 @@ class Runs(Protocol):
 
     @property
     def stage(self) -> Stage[Any]: ...
+
+    @property
+    def _endless(self) -> Stage[Any]: ...
 
 
 class Loader(IterableDataset[Any]):
@@ -73,11 +76,15 @@ class Loader(IterableDataset[Any]):
         self._allow: Collection[str] = ()  # in which settings a restored state may differ
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
         self._loaded = False  # a state, and no loop has begun since
+        self._left_out: Counts = {}  # when a state was checked, for the next run
         self._kept: Running | None = None  # the workers of all epochs
         self._reader: str | None = None  # who takes its batches before the training loop wants them
         self._consumed = Consumed()
 
     def __iter__(self) -> Iterator[Any]:
+        return LoaderIterator(self._loop())
+
+    def _loop(self) -> Generator[Any, None, None]:
         if get_worker_info() is not None:
             raise RuntimeError(
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
@@ -158,9 +165,12 @@ class Loader(IterableDataset[Any]):
             self._kept = Running.kept_by(self)
         before = KEEPER.set(self._kept)
         try:
-            return self.batches.iter(state, allow=self._allow, epoch=self.epoch if state is None else 0)
+            begun = self.batches.iter(state, allow=self._allow, epoch=self.epoch if state is None else 0)
         finally:
             KEEPER.reset(before)
+        counts, self._left_out = self._left_out, {}
+        begun._context.run(add_counts, counts)
+        return begun
 
     def __len__(self) -> int:
         return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
@@ -184,6 +194,7 @@ class Loader(IterableDataset[Any]):
             "_restored": place,
             "_left": None,
             "_loaded": False,
+            "_left_out": {},
             "_kept": None,
             "_consumed": Consumed(),
         }
@@ -243,16 +254,23 @@ class Loader(IterableDataset[Any]):
         return lambda: as_text(epoch, place(), batches.stage.streams, steps)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Makes the next iteration continue from a state. It is checked against the pipeline then.
+        """Makes the next iteration continue from a state. After an error, the loader stays where it was.
 
         Args:
             allow: settings in which the state may differ from this pipeline, as for `Batches.iter`.
         Raises:
-            StateError: this is not the state of a loader. Or only one of the two has epochs of steps. Or the state was
-                saved after as many steps of an epoch as this loader's epochs have, or more.
+            StateError: this is not the state of a loader, it is damaged, or it belongs to another pipeline. Or only one
+                of the two has epochs of steps. Or the state was saved after as many steps of an epoch as this loader's
+                epochs have, or more.
+        Price: the check needs a description of the data, as each epoch does. The first one in a process lists the
+            files. With indexed data, it asks filters for all rows, and measures lengths that are not known.
         """
-        saved = self._read(state_dict)
-        self._allow = allowed(allow)
+        saved, different = self._read(state_dict), allowed(allow)
+        if saved[-1] is not None:
+            header, counts = tallied(self.batches._endless.header)
+            self._left_out |= counts
+            position_in(saved[-1], header, different)
+        self._allow = different
         self._leave()
         self.epoch, self._steps, self._left = saved
         self._restored, self._left = self._left, None
@@ -262,7 +280,7 @@ class Loader(IterableDataset[Any]):
     def at(self, state_dict: dict[str, Any]) -> Loader:
         """A copy that goes on from a state."""
         made = copy.copy(self)
-        made.load_state_dict(state_dict)
+        made.load_state_dict(state_dict, allow=self._allow)
         made._loaded = False
         return made
 
@@ -339,6 +357,33 @@ class Loader(IterableDataset[Any]):
         return False
 
 
+@final
+class LoaderIterator(Iterator[Any]):
+    """The batches of one loop. After an error or Ctrl-C, every `next` raises an error.
+
+    A generator alone would raise StopIteration then, and a loop would take that for the end of the epoch.
+    """
+
+    def __init__(self, batches: Generator[Any, None, None]) -> None:
+        self._batches = batches
+        self._error: BaseException | None = None
+
+    def __next__(self) -> Any:
+        if self._error is not None:
+            raise BrokenError(f"this iterator failed earlier: {self._error!r}") from self._error
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def close(self) -> None:
+        """Leaves the loop."""
+        self._batches.close()
+
+
 @dataclass(frozen=True)
 class Samples:
     """What a loader of samples runs: they are handed out one by one.
@@ -355,6 +400,10 @@ class Samples:
         self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = (), epoch: int = 0
     ) -> ResumableIterator[Any]:
         return ResumableIterator(self.stage, state_dict, allow, epoch)
+
+    @property
+    def _endless(self) -> Stage[Any]:
+        return self.stage
 
     def __len__(self) -> int:
         return self.count()

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, overload
 import pyarrow as pa
 
 from brimful.blocks.blocks import Sample
-from brimful.core.errors import OnError, function, names_of, one_of, positive
+from brimful.core.errors import OnError, function, names_of, one_of, timeout
 from brimful.dataset import Dataset, IndexedDataset, check_vocabularies, concatenated, dataset_of, several, stages_of
 from brimful.index.indexed import Indexed
 from brimful.index.interleave import Interleave as IndexInterleave
@@ -276,7 +276,7 @@ def from_store(
     ...     list(tokens[1]), tokens[1]["input_ids"].tolist(), tokens.lengths().tolist()
     (['input_ids'], [7], [2, 1])
     """
-    positive("timeout_seconds", timeout_seconds)
+    timeout(timeout_seconds)
     index = StoreIndex.opened(path, columns, storage_options, timeout_seconds)
     return IndexedDataset(FromSequence(index, shuffle, seed), repeat)
 
@@ -339,7 +339,8 @@ def interleave_datasets(
     by: Literal["samples", "tokens"] = "samples",
     length_column: str = "input_ids",
 ) -> Dataset:
-    """Mixes data sets in fixed proportions, evenly spread. The result is indexed if all of them are.
+    """Mixes data sets in fixed proportions, evenly spread. The result is indexed if all of them are. `stream()` of data
+    that do not repeat counts as indexed here: call `stream().take(n)` to mix them as a stream.
 
     Samples have the columns of all data sets. If a data set lacks a column, it is null in its samples. To avoid that,
     `select` the same columns of each.

@@ -441,6 +441,14 @@ def test_ranks_that_read_other_shards_are_told_so() -> None:
             lambda: (bf.from_files(UNEQUAL, streams=2) + bf.from_files(UNEQUAL)).batch(2),
             r"the data sets of concat_datasets must have equally many streams \(got 2, None\)",
         ),
+        (
+            lambda: (bf.from_files(UNEQUAL, streams=10**12) + bf.from_files(UNEQUAL)).batch(2),
+            r"must have equally many streams \(got 1,000,000,000,000, None\)",
+        ),
+        (
+            lambda: bf.from_files(UNEQUAL, streams=10**12).take(2),
+            r"take counts the rows of all 1,000,000,000,000 streams, which are read apart",
+        ),
         (lambda: bf.from_files(UNEQUAL, streams=0).batch(2), r"streams must be at least 1 stream \(got 0\)"),
     ],
 )

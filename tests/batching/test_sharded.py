@@ -122,9 +122,19 @@ def test_a_filler_has_no_weight_and_no_label() -> None:
 
 def test_streamed_data_are_refused_at_a_world_size_above_one() -> None:
     streamed = dataset(10).map(lambda sample: sample).batch(2)
-    with pytest.raises(ValueError, match=r"data that are streamed \(by map\) cannot be divided among 2 ranks"):
+    remedy = r"Use from_files\(streams=...\), or write a token store with to_store\(path\)"
+    with pytest.raises(
+        ValueError, match=rf"data that are streamed \(by map\) cannot be divided among 2 ranks: .* {remedy}"
+    ):
         next(iter(streamed.shard(0, 2)))
     assert len(list(streamed.shard(0, 1))) == 5
+
+
+def test_indexed_data_that_were_made_a_stream_can_be_divided_without_that() -> None:
+    streamed = dataset(10).stream().filter(bool)
+    with pytest.raises(ValueError, match=r"\(by filter\) cannot be divided .* can be divided: leave out stream\(\)"):
+        next(iter(streamed.batch(2).shard(0, 2)))
+    assert len(list(dataset(10).filter(bool).batch(2).shard(0, 2))) == 3
 
 
 def test_sharded_again_it_is_the_last_call_that_counts() -> None:

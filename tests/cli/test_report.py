@@ -162,7 +162,8 @@ def test_table_says_what_the_document_says_in_80_columns(lengths: Path) -> None:
     assert codes <= set(lines)
     assert max(len(line) for line in lines if line not in codes) <= 80
     flat = " ".join(result.stdout.split())
-    assert all(advice["sentence"] in flat for advice in found["advice"])
+    places = [flat.index(words) for words in (*(one["sentence"] for one in found["advice"]), "policy window padding")]
+    assert places == sorted(places), "advice comes first, then the tables"
     assert "B L (1 + L / (6 x width)) for a batch of B rows padded to L" in flat
     assert "At 30 s a shape 8 take 4 min" in flat
     assert (

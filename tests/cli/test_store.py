@@ -159,3 +159,19 @@ def test_nothing_to_read_is_an_error(command: str, corpus: Corpus, tmp_path: Pat
     result = invoke(command, tmp_path / "empty.jsonl", "--tokenizer", corpus.tokenizer, *output)
     assert result.exit_code == 2
     assert "nothing was read: there is no" in result.stderr
+
+
+def test_of_empty_files_no_store_is_left_and_they_are_named(corpus: Corpus, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").touch()
+    words = ("tokenize", tmp_path / "*.jsonl", "--tokenizer", corpus.tokenizer, "--output", tmp_path / "store")
+    named = f"{tmp_path / 'a.jsonl'}, {tmp_path / 'b.jsonl'}"
+    assert f"nothing was read: there is no row in {named}" in refusal(*words)
+    assert not (tmp_path / "store").exists()
+    for name in "cd":
+        (tmp_path / f"{name}.jsonl").write_text("damaged\n")
+    result = invoke(*words, "--on-error", "skip")
+    assert f"{named}, {tmp_path / 'c.jsonl'} and 1 more" in result.stderr
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "b.jsonl").write_text('{"text": "alpha"}\n')
+    assert invoke(*words, "--on-error", "skip").exit_code == 0

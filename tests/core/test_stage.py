@@ -162,6 +162,18 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
         bf.interleave_datasets([samples, samples], weights=[1, 3]),
         r"interleave_datasets.fixed_weights\[1\] was 2 when it was saved and is 3 here",
     ),
+    "streams for a mixture of indexed data": (
+        mixed["samples"],
+        bf.interleave_datasets([samples.stream().take(20), samples], weights=[1, 2]),
+        "interleave_datasets was a mixture of indexed data when it was saved and is a mixture of streams here; a state cannot "
+        r"turn one into the other: go on with the indexed data, without stream\(\)$",
+    ),
+    "indexed data for a mixture of streams": (
+        bf.interleave_datasets([samples.stream().take(20), samples], weights=[1, 2]),
+        bf.interleave_datasets([samples.stream(), samples.stream()]),
+        "interleave_datasets was a mixture of streams when it was saved and is a mixture of indexed data here; a state cannot "
+        r"turn .* go on with the streams\. Where data do not repeat, that needs stream\(\).take\(n\), as stream\(\) alone ",
+    ),
     "another data set": (
         samples + samples,
         samples + samples.take(3),
@@ -225,6 +237,19 @@ def test_weights_may_differ_where_that_is_allowed() -> None:
             mixed(1, 3).iter(state)
         found = [row["id"] for row in mixed(1, 3).iter(state, allow={"weights"})]
     assert found[:6] == [2, 2, 3, 4, 5, 3], "from here on one row for three of the other"
+
+
+def test_weights_of_data_that_end_may_differ_where_they_are_mixed_as_streams() -> None:
+    def mixed(rows: bf.Dataset, *weights: float) -> bf.Dataset:
+        return bf.interleave_datasets([rows, samples], weights=weights, stop="all")
+
+    assert mixed(samples.stream(), 1, 1).kind == "indexed"
+    with pytest.raises(bf.StateError, match=r" if it mixes streams: files, .* or stream\(\)\.take\(n\) of other data$"):
+        mixed(samples.stream(), 1, 3).iter(saved(mixed(samples.stream(), 1, 1)), allow={"weights"})
+    rows = samples.stream().take(len(samples))
+    before = taken(mixed(rows, 1, 1).iter(), 4)
+    after = [*mixed(rows, 1, 3).iter(saved(mixed(rows, 1, 1), 4), allow={"weights"})]
+    assert sorted(row["id"] for row in before + after) == sorted(row["id"] for row in [*samples, *samples])
 
 
 def test_what_does_not_change_the_order_is_not_compared(tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import time
 from collections import UserDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -85,7 +88,15 @@ class Texts:
     st.sampled_from(
         [bf.TokenBudget(40), bf.FixedSize(3), 4, bf.FixedSize(2, sort=False), bf.StaticShapes([20, 40], 80)]
     ),
-    st.sampled_from([list, Texts, lambda texts: bf.from_iterable(texts).map(dict), bf.from_sequence]),
+    st.sampled_from(
+        [
+            list,
+            Texts,
+            lambda texts: bf.from_iterable(texts).map(dict),
+            bf.from_sequence,
+            lambda texts: bf.from_sequence(texts).stream(),
+        ]
+    ),
 )
 @examples(40)
 def test_results_come_in_the_order_of_the_samples(texts: list[str], window: int, policy: Any, make: Any) -> None:
@@ -140,7 +151,82 @@ def test_a_batch_that_is_out_of_memory_is_split_and_the_order_kept() -> None:
     device.limit = 5
     with pytest.raises(torch.OutOfMemoryError, match="out of memory with 1 sample alone") as caught:
         list(map_batches_in_order(doubled, bf.from_sequence(rows), bf.TokenBudget(50), window=20))
-    assert "the first of them sequence, row 8" in caught.value.__notes__[0]
+    assert "of window 0, padded to 9: sequence, row 8; " in caught.value.__notes__[0]
+
+
+def test_batches_that_were_split_are_counted_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    device = SimulatedOOM(6)
+
+    def sums(batch: dict[str, Any]) -> torch.Tensor:
+        return device(batch["input_ids"]).sum(1)
+
+    rows = bf.from_sequence([{"input_ids": [1] * length} for length in (4, 4, 2, 2, 2)])
+    assert [int(one) for one in map_batches_in_order(sums, rows, bf.TokenBudget(8), window=5)] == [4, 4, 2, 2, 2]
+    avoids = "a smaller budget, or fewer rows a batch, avoids this"
+    first, last = (record.getMessage() for record in caplog.records)
+    assert f"(said once; the end of the run counts them; {avoids}): simulated: out of memory" in first
+    assert last == f"out of memory: 1 of 2 batches were split, into 2 parts; {avoids}"
+    caplog.clear()
+    device.limit = 8
+    map_batches_in_order(sums, rows, bf.TokenBudget(8), window=5, output=tmp_path / "out")
+    assert not caplog.records
+
+
+def test_split_batches_are_counted_in_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    @contextmanager
+    def shown(total: int | None) -> Iterator[Any]:
+        yield lambda rows, status: said.append(status())
+
+    monkeypatch.setattr("brimful.inference.inference.progress", shown)
+    device = SimulatedOOM(6)
+    rows = bf.from_sequence([{"input_ids": [1] * length} for length in (4, 4, 2, 2)])
+    list(map_batches_in_order(lambda batch: device(batch["input_ids"]), rows, 2, window=4))
+    assert said[1:] == ["2 of 4 samples done, batches split: 1", "4 of 4 samples done, batches split: 1"]
+
+
+def test_an_error_of_the_function_keeps_its_type_and_names_the_samples() -> None:
+    def failing(batch: dict[str, Any]) -> list[str]:
+        if "c" in batch["text"]:
+            raise KeyError("score")
+        return spelled(batch)
+
+    with pytest.raises(KeyError, match=r"^'score'") as caught:
+        list(map_batches_in_order(failing, ["a", "b", "c", "dd"], 2, window=2))
+    (note,) = caught.value.__notes__
+    assert note == (
+        "map_batches_in_order: failing got 2 samples of window 1, padded to 2: sequence, row 3; sequence, row 2"
+    )
+    with pytest.raises(KeyError) as caught:
+        list(map_batches_in_order(failing, ["c"] * 9, 9))
+    assert caught.value.__notes__[0].endswith("sequence, row 3; sequence, row 4; ..."), "the first 5 are named"
+
+
+def test_a_dict_of_columns_is_refused_with_what_to_return(tmp_path: Path) -> None:
+    def columns(batch: dict[str, Any]) -> dict[str, Any]:
+        size = len(batch["text"])
+        return {"score": torch.arange(size) / 2, "label": np.ones(size, dtype=np.int64)}
+
+    remedy = "[dict(zip(out, row)) for row in zip(*out.values())]"
+    message = f"(got dict). Return one dict a sample: {remedy}"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        list(map_batches_in_order(columns, TEXTS, 4))  # type: ignore[arg-type]
+    for name in ("out", "out.parquet"):
+        rows = map_batches_in_order(
+            lambda batch: eval(remedy, {"out": columns(batch)}), ["a", "b"], 2, output=tmp_path / name
+        )
+        assert list(rows) == [{"score": 0.0, "label": 1}, {"score": 0.5, "label": 1}]
+
+
+def test_another_budget_for_results_that_are_there_says_what_to_do(tmp_path: Path) -> None:
+    map_batches_in_order(spelled, TEXTS, bf.TokenBudget(60), output=tmp_path / "out", window=30)
+    with pytest.raises(StateError) as caught:
+        map_batches_in_order(spelled, TEXTS, bf.TokenBudget(30), output=tmp_path / "out", window=30)
+    assert str(caught.value) == (
+        f"the results in {tmp_path / 'out'} are of another run: batch.policy.max_tokens was 60 when they were written and is 30 "
+        "here; name another folder, or go on with what wrote them"
+    )
 
 
 @pytest.mark.parametrize("suffix", ["", ".jsonl", ".parquet"])
@@ -266,9 +352,9 @@ def test_a_rerun_over_other_data_or_settings_is_refused_with_both_sides(tmp_path
         run(fn=noted)
     with pytest.raises(StateError, match=r"version was None when .* and is '2' here"):
         run(version="2")
-    with pytest.raises(StateError, match=r"max_tokens was 60 when it was saved and is 61 here"):
+    with pytest.raises(StateError, match=r"max_tokens was 60 when they were written and is 61 here"):
         run(budget=61)
-    with pytest.raises(StateError, match=r"window was 30 when it was saved and is 29 here"):
+    with pytest.raises(StateError, match=r"window was 30 when they were written and is 29 here"):
         run(window=29)
     assert lines(folder) == [text.upper() for text in TEXTS]
 

@@ -92,6 +92,17 @@ def test_results_that_are_no_rows_of_one_table_are_counted_and_their_lines_are_t
     assert (tmp_path / "out" / "00001.jsonl").read_text() == '[1, "a"]\n'
 
 
+def test_a_damaged_first_file_is_named_whichever_row_is_wanted(results: bf.IndexedDataset) -> None:
+    path = next(results.stage.index.folder.glob("00000.*"))  # type: ignore[attr-defined]
+    content = path.read_bytes()
+    damages = (content[: len(content) // 2], content[:20] + b"\xff" * 4 + content[24:])
+    for damaged in (*damages, *([b"[3]" + content[content.index(b"\n") :]] if path.suffix == ".jsonl" else [])):
+        path.write_bytes(damaged)
+        fresh = pickle.loads(pickle.dumps(results))
+        with pytest.raises(DataError, match=rf"^[^ ]*/{path.name} (is damaged|holds)"):
+            fresh[15 if path.suffix == ".jsonl" else 0]
+
+
 def test_an_error_names_file_and_line(results: bf.IndexedDataset) -> None:
     with pytest.raises(bf.StageError, match=r"failed at results out(\.parquet)?/00001\.(jsonl, line|parquet, row) "):
         list(results.map(lambda row: row if row["text"] != TEXTS[9] else 1 / 0))

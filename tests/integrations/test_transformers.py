@@ -450,7 +450,9 @@ def test_epochs_of_streams_are_counted_once_or_told_by_the_data(
     steps = sum(1 for _ in streamed(tmp_path))
     with caplog.at_level(logging.WARNING, "brimful"):
         counted = run(tmp_path / "counted", streamed(tmp_path), num_train_epochs=1, save_steps=steps - 1)
-        assert caplog.text.count("counting the steps of an epoch") == 1
+        assert (
+            caplog.text.count("counting the steps of an epoch of Batches(from_files > shuffle > batch), by a pass") == 1
+        )
         assert (len(counted.seen), counted.state.epoch) == (steps, 1.0)
         assert counted.num_examples(counted.get_train_dataloader()) == 18
         caplog.clear()
@@ -475,6 +477,8 @@ def test_what_repeats_is_trained_by_epochs_of_the_data(tmp_path: Path) -> None:
             trainer_class(Trainer)(model=llama(), args=settings(tmp_path), eval_dataset=data)
         with pytest.raises(ValueError, match=r"train_dataset has no end, .* give max_steps"):
             run(tmp_path, data)
+    with pytest.raises(ValueError, match=r"^train_dataset has no batch .*: Batches\(from_sequence > batch > shard\)$"):
+        run(tmp_path, bf.from_sequence([]).batch(4))
     for data in (mixed[0], mixed[0].loader()):
         assert len(run(tmp_path, data, max_steps=2, save_strategy="no").seen) == 2
     for data in (mixed[0].take(3), bf.interleave_datasets(parts).take(12).batch(4)):

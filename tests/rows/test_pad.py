@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -52,6 +53,13 @@ def test_settings_are_checked() -> None:
 def test_a_value_that_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=r"values\['input_ids'\] of pad must be a number \(got "):
         tokens([1]).pad(8, {"input_ids": value})
+
+
+def test_a_value_that_fractions_cannot_hold_is_refused() -> None:
+    rows = bf.from_sequence(pa.table({"x": pa.array([[np.float16(7)]], pa.list_(pa.float16()))}))
+    with pytest.raises(bf.DataError, match=r"pad: column 'x' holds float16, which cannot hold its value 1000000\.0"):
+        list(rows.pad(2, {"x": 1e6}))  # type: ignore[dict-item]
+    assert next(iter(rows.pad(2, {"x": float("-inf")})))["x"].tolist() == [7, float("-inf")]  # type: ignore[dict-item]
 
 
 def test_a_value_that_the_column_cannot_hold_is_refused() -> None:

@@ -81,6 +81,15 @@ def test_what_is_no_arrow_file_is_named(tmp_path: Path) -> None:
         assert words(path) == f"shard a.arrow, row 1: {message}"
 
 
+def test_a_column_of_which_the_name_is_no_text_is_damage_of_a_shard_with_a_name(tmp_path: Path) -> None:
+    path = Path(write_table(tmp_path / "a.ipc", pa.table({"numb": pa.array([1], pa.int64())})))
+    path.write_bytes(path.read_bytes().replace(b"numb", b"n\xff\xfeb"))
+    with pytest.raises(
+        bf.DataError, match=r"^shard a\.ipc, row 1: cannot be read on: 'utf-8' codec .*; the shard is damaged$"
+    ):
+        list(bf.from_files(path))
+
+
 def test_a_stream_of_another_byte_order_is_refused(tmp_path: Path) -> None:
     path = Path(write_table(tmp_path / "a.ipc", pa.table({"id": pa.array([1], pa.int64())})))
     data = bytearray(path.read_bytes())

@@ -397,7 +397,9 @@ def test_a_file_of_the_wrong_size(small: Path) -> None:
 def test_a_file_that_is_no_arrow_file(small: Path) -> None:
     path = small / "00000.arrow"
     path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(bf.DataError, match=r"00000.arrow is damaged: .*; `brimful verify` says what else is"):
+    with pytest.raises(
+        bf.DataError, match=r"^(?!.*damaged.*damaged).*00000.arrow is damaged: .*; `brimful verify` says what"
+    ):
         list(bf.from_store(small))
 
 

@@ -488,6 +488,11 @@ def test_what_the_plan_gives_has_the_type_that_is_asked_for() -> None:
             r"bfloat16 does not hold the pad value 50,257 of column 'input_ids'",
         ),
         (
+            [{"input_ids": [1], "x": [0.5]}],
+            {"pad_values": {"x": 1e6}, "dtypes": {"x": "float16"}},
+            r"float16 does not hold the pad value 1,000,000.0 of column 'x'",
+        ),
+        (
             [{"input_ids": [1]}],
             {"pad_values": {"input_ids": -1}, "dtypes": {"input_ids": "uint8"}},
             r"uint8 does not hold",
@@ -783,6 +788,8 @@ def test_more_shapes_than_torch_compiles_are_told_once_where_few_were_asked_for(
     assert message.endswith(
         "): have collate_fn pad to the buckets, and fill up the rows of StaticShapes, or raise that limit"
     )
+    (message,) = warnings(data.batch_by_tokens(41, window=40, buckets=[20, 41], collate_fn=longest))
+    assert "): take StaticShapes, have collate_fn pad to the buckets, and fill up the rows of" in message
     assert len(warnings(data.batch_by_tokens(41, window=40, pad_to_multiple_of=2))) == 1
     torch._dynamo.config.recompile_limit = 7  # type: ignore[attr-defined]
     try:

@@ -137,7 +137,13 @@ def test_conversations_are_told_by_their_tokenizer() -> None:
             lambda data: data.batch(2),
             lambda batch: [batch],
             TypeError,
-            r"^explain takes a batch, a dict of tensors \(got list\)$",
+            r"^explain takes a batch, a dict of tensors \(got list\)\. It goes by these tensors: have collate_fn and map ",
+        ),
+        (
+            lambda data: data.batch(2, collate_fn=lambda samples: {"texts": ["a"], "n": [len(samples)]}),
+            dict,
+            ValueError,
+            r"^explain goes by the tensors of a batch, and this one holds none \(keys: texts, n\)\. Have collate_fn and map keep",
         ),
         (
             lambda data: data.batch(2),

@@ -18,6 +18,7 @@ from brimful.batching.planners import BatchPlanner
 from brimful.batching.sharded import Sharded
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
+from brimful.blocks.inside import written
 from brimful.core import random
 from brimful.core.errors import TALLY, count, settle, tallied, truth, where
 from brimful.core.once import once
@@ -83,6 +84,7 @@ class Batched(Stage[Batch]):
     balance_cost: SampleCost | None = None
     lane: Lane | None = runtime(None)
     labels_follow: LabelsFollow = runtime(LabelsFollow())
+    window: int | str = runtime("auto")  # as users write it
 
     def __post_init__(self) -> None:
         truth("drop_last", self.drop_last)
@@ -100,6 +102,11 @@ class Batched(Stage[Batch]):
         if self.balance_cost is not None:
             order |= {"balance_group": self.balance_group, "balance_cost": described(self.balance_cost)}
         return {**self.planner.settings(), **order}
+
+    @property
+    def planned_by(self) -> str:
+        unset = {"shuffle_batches": None} if self.planner.in_order else {"window": self.window}
+        return written(self.settings() | unset)
 
     def stream(self, number: int, count: int) -> Batched:
         own = self.over(self.upstream.stream(number, count))

@@ -37,6 +37,15 @@ def resolve(rank: int | None = None, world_size: int | None = None, group: Any =
     return Rank(rank, world_size)
 
 
+def in_words(rank: int | None, world_size: int | None) -> str:
+    """The rank as it was given; it is not looked up.
+
+    >>> in_words(1, 4), in_words(None, None)
+    ('rank 1 of 4', 'rank of this process')
+    """
+    return "rank of this process" if rank is None else f"rank {rank} of {world_size}"
+
+
 def check_group(process_group: Any, mesh: Any) -> None:
     """Refuses what says nothing of ranks.
 

@@ -32,6 +32,10 @@ class MicroBatches(Stage[Batch]):
     micro_batches: int = runtime(1)
     labels_follow: LabelsFollow = runtime(LabelsFollow())
 
+    @property
+    def planned_by(self) -> str:
+        return f"{self.upstream.planned_by}, in each of {self.micro_batches} micro_batches"
+
     @once
     def over_epochs(self) -> Stage[Batch]:
         """Steps go on over the ends of epochs, as the loops do that count to so many."""

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Generic, TypeVar, cast
 
 from brimful.batching.batch import Uneven, filler
-from brimful.batching.distributed import Rank, resolve, say_split_groups
+from brimful.batching.distributed import Rank, in_words, resolve, say_split_groups
 from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of
 from brimful.core.background import Channel, close_together
 from brimful.core.errors import DataError, StateError
@@ -55,8 +55,8 @@ class RoundRobin(Stage[T]):
         rank, world_size = resolve(self.rank, self.world_size, self.process_group) if self.is_sharded else Rank(0, 1)
         if self.num_streams % world_size:
             raise ValueError(
-                f"{self.num_streams} streams cannot be shared out evenly by {world_size} ranks: choose from_files(streams=...) "
-                "so that every world size divides it"
+                f"{self.num_streams:,} streams cannot be shared out evenly by {world_size:,} ranks: choose "
+                "from_files(streams=...) so that every world size divides it"
             )
         own = range((at["next"] + rank) % world_size, self.num_streams, world_size)
         if missing := [str(stream) for stream in own if str(stream) not in at["streams"]]:
@@ -82,6 +82,11 @@ class RoundRobin(Stage[T]):
                 yield from self._together(at, readers, Rank(rank, world_size))
         finally:
             close_together([one.channel for one in readers.values() if one.channel is not None])
+
+    @property
+    def planned_by(self) -> str:
+        shared = f", {in_words(self.rank, self.world_size)}" if self.is_sharded else ""
+        return self.upstream.planned_by + shared
 
     def sharded(self, **how: Any) -> RoundRobin[T]:
         return replace(self, is_sharded=True, **how)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches, Uneven, apart, filler
-from brimful.batching.distributed import resolve, say_split_groups
+from brimful.batching.distributed import in_words, resolve, say_split_groups
 from brimful.batching.labels import counted, step_labels
 from brimful.core.stage import END, Stage, State, running, runtime
 
@@ -51,7 +51,8 @@ class Sharded(Stage[Batch]):
         if world_size > 1 and self.streamed:
             raise ValueError(
                 f"data that are streamed (by {self.streamed}) cannot be divided among {world_size} ranks: each rank would read "
-                "and tokenize all of them. Use from_files(streams=...), or write a token store with to_store(path)"
+                "and tokenize all of them. Use from_files(streams=...), or write a token store with to_store(path). Batches of "
+                "indexed data, such as a store, can be divided: leave out stream()"
             )
         say_split_groups(self.upstream.settings(), world_size)
         step = _Step()
@@ -97,6 +98,10 @@ class Sharded(Stage[Batch]):
             elif own is None:
                 own, weight = _place_of(apart(filler(Batch(*step.latest)))), 0.0
             yield weighed(own, weight), END
+
+    @property
+    def planned_by(self) -> str:
+        return f"{self.upstream.planned_by}, {in_words(self.rank, self.world_size)}"
 
     @property
     def streamed_by(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
+from reprlib import repr as brief
 from typing import Any, Final
 
 import pyarrow as pa
@@ -10,11 +12,16 @@ import pyarrow as pa
 from brimful.blocks.blocks import WIDE
 from brimful.blocks.ragged import is_list
 from brimful.blocks.schema import named
-from brimful.core.stage import Stage, shown
+from brimful.core.stage import SHUFFLES, Stage, chain
 
 UNREAD: Final = "not known before rows are read"
 _ERRORS: Final = (ValueError, RuntimeError, OSError)
 """Reading would raise these too; this is for looking."""
+_USUAL: Final = {
+    **{"overlong": "raise", "drop_last": False, "shuffle_batches": True, "balance_group": 1, "seed": 42},
+    **{"pad_to_multiple_of": 1, "planner": "greedy", "rows": 1, "sort": True},
+}
+"""Settings that are not shown, unless a user gave another value."""
 
 
 def facts(stage: Stage[Any], data: Stage[Any], repeats: bool, batches: int | None = None) -> dict[str, str]:
@@ -26,7 +33,10 @@ def facts(stage: Stage[Any], data: Stage[Any], repeats: bool, batches: int | Non
         repeats: whether it runs again and again.
         batches: how many there are, where they have been counted.
     """
-    found = {"stages": shown(stage), "columns": _columns(stage), "rows": _rows(data)}
+    found = {"stages": " > ".join(chain(stage, _stage))}
+    if planned_by := stage.planned_by:
+        found["planned by"] = planned_by
+    found |= {"columns": _columns(stage), "rows": _rows(data)}
     if repeats:
         found["rows"] += ", repeated"
     return found if batches is None else found | {"batches": f"{batches:,}"}
@@ -45,6 +55,29 @@ def as_html(kind: str, found: dict[str, str]) -> str:
         for name, words in found.items()
     )
     return f"<table><caption>{escape(kind)}</caption><tbody>{rows}</tbody></table>"
+
+
+def written(settings: Mapping[str, Any]) -> str:
+    """Settings as `described` has them, nearly as users write them: without those that are None, or as usual.
+
+    >>> written({"policy": {"type": "FixedSize", "n": 4096, "sort": True}, "overlong": "drop", "seed": 42})
+    "policy=FixedSize(n=4,096), overlong='drop'"
+    """
+    shown = {name: one for name, one in settings.items() if one is not None and one != _USUAL.get(name)}
+    return ", ".join(f"{name}={_value(one)}" for name, one in shown.items())
+
+
+def _value(setting: Any) -> str:
+    if isinstance(setting, Mapping) and "function" in setting:
+        return str(setting["function"]).rpartition(":")[2]
+    if isinstance(setting, Mapping):
+        return f"{setting.get('type', '')}({written({name: one for name, one in setting.items() if name != 'type'})})"
+    return f"{setting:,}" if type(setting) is int else brief(setting)
+
+
+def _stage(stage: Stage[Any]) -> str:
+    said = [name for name in SHUFFLES if getattr(stage, name, None) is True]
+    return f"{stage.label}({', '.join(said)})" if said else stage.label
 
 
 def _columns(stage: Stage[Any]) -> str:

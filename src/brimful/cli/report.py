@@ -135,12 +135,16 @@ def _count(
 
 
 def show(console: Console, report: Report) -> None:
-    """The table, how to read it, and what to use, in 80 columns."""
+    """What to use, the tables, and how to read them, in 80 columns."""
     console.print(summary(report), markup=False)
     console.print(spread_of(report), markup=False)
     if over := over_budget(report):
         console.print(over, markup=False, style="bold")
     console.print()
+    for advice in report.advice:
+        console.print(advice.sentence, style="bold", markup=False)
+        console.print(f"  {advice.code}", markup=False, soft_wrap=True)
+        console.print()
     widths = {"window": 13, "padding": 8, "batches": 8, "shapes ": 8, "tokens/\nbatch": 8, "cost": 7}
     table = _table("policy", None, widths)
     advised = {advice.policy for advice in report.advice}
@@ -162,10 +166,6 @@ def show(console: Console, report: Report) -> None:
         note = Table.grid(Column(width=12, style="dim"), Column(style="dim"), padding=(0, 1))
         note.add_row(name, text)
         console.print(note)
-    for advice in report.advice:
-        console.print()
-        console.print(advice.sentence, style="bold", markup=False)
-        console.print(f"  {advice.code}", markup=False, soft_wrap=True)
 
 
 def _between(report: Report) -> Table:

@@ -6,7 +6,7 @@ import io
 import time
 from contextlib import closing, suppress
 from functools import partial
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -107,6 +107,9 @@ def tokenize(
             found = estimate_of(files, stage, update)
         _show_estimate(found, max_length, _left_out(urls, format, {column, *kept}))
         return
+    shards = [shard.url for shard in cast(FromFiles, files.stage).urls.listed]
+    more = f" and {len(shards) - 3:,} more" if len(shards) > 3 else ""
+    nothing = f"nothing was read: there is no row in {', '.join(shards[:3])}{more}"
     run = run_by(executor, stage, ray_address)
     began = time.perf_counter()
     try:
@@ -118,14 +121,15 @@ def tokenize(
                 report=update,
                 run=run,
                 executor=executor,
+                if_empty=nothing,
             )
     except KeyboardInterrupt:
         note(f"interrupted; the same command goes on where it stopped, in {output}")
         raise typer.Exit(130) from None
     seconds = time.perf_counter() - began
     _show(manifest, output, max_length, seconds, _left_out(urls, format, {column, *kept}))
-    if not manifest.rows:
-        raise ValueError(f"nothing was read: there is no row in {', '.join(urls)}, and the store {output} is empty")
+    if not manifest.rows:  # a store of 1.0.0rc1, which wrote it before it said so
+        raise ValueError(f"{nothing}, and the store {output} is empty")
 
 
 def _left_out(urls: list[str], format: str, read: set[str]) -> list[tuple[str, ...]]:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, copy_context
 from functools import cache
-from math import isfinite
+from math import inf, isfinite
 from numbers import Real
 from operator import index
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -154,9 +154,13 @@ def finite(name: str, value: Any) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number (got {value!r})")
-    if not isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        number = inf
+    if not isfinite(number):
         raise ValueError(f"{name} must be finite (got {value})")
-    return float(value)
+    return number
 
 
 def positive(name: str, value: Any) -> float:
@@ -164,6 +168,18 @@ def positive(name: str, value: Any) -> float:
     number = finite(name, value)
     if number <= 0:
         raise ValueError(f"{name} must be positive (got {value})")
+    return number
+
+
+MOST_SECONDS: Final = int(threading.TIMEOUT_MAX)
+"""As long as a thread can wait: 292 years on most systems."""
+
+
+def timeout(seconds: Any) -> float:
+    """The setting `timeout_seconds`."""
+    number = positive("timeout_seconds", seconds)
+    if number > MOST_SECONDS:
+        raise ValueError(f"timeout_seconds must be at most {MOST_SECONDS:,} (got {number:,.0f})")
     return number
 
 

@@ -218,13 +218,23 @@ class ResumableIterator(Iterator[T], Generic[T]):
         return None
 
     def _position(self, state_dict: dict[str, Any], allow: frozenset[str]) -> State:
-        if state_dict == {}:
-            raise StateError("a state is what state_dict() returns (got an empty dict); None begins at the start")
-        check_form(state_dict, "header", "position", "crc32", version=VERSION)
-        position = position_of(state_dict)
-        check_header(state_dict["header"], self._header, allow)
+        position = position_in(state_dict, self._header, allow)
         self._context.run(keep_weights, self._stage, position, state_dict["header"], self._header)
         return position
+
+
+def position_in(state_dict: dict[str, Any], header: Any, allow: frozenset[str]) -> State:
+    """The position in a state, which a pipeline of this header can go on from; nothing is read for it.
+
+    Raises:
+        StateError: it is no state, or damaged, or that of another pipeline.
+    """
+    if state_dict == {}:
+        raise StateError("a state is what state_dict() returns (got an empty dict); None begins at the start")
+    check_form(state_dict, "header", "position", "crc32", version=VERSION)
+    position = position_of(state_dict)
+    check_header(state_dict["header"], header, allow)
+    return position
 
 
 _ITERATORS: Final[WeakSet[ResumableIterator[Any]]] = WeakSet()

@@ -157,9 +157,10 @@ class Stage(ABC, Generic[T_co]):
         """
         counts = {one.streams: None for one in self.below}
         if len(counts) > 1:
+            got = ("None" if one.streams is None else f"{one.streams:,}" for one in self.below)
             raise ValueError(
-                f"the data sets of {named(self)} must have equally many streams (got "
-                f"{', '.join(str(one.streams) for one in self.below)}); give each the same from_files(streams=...)"
+                f"the data sets of {named(self)} must have equally many streams (got {', '.join(got)}); "
+                "give each the same from_files(streams=...)"
             )
         return next(iter(counts), None)
 
@@ -172,7 +173,7 @@ class Stage(ABC, Generic[T_co]):
         """
         if not self.below:
             raise ValueError(
-                f"{named(self)} cannot be read as {count} streams, as from_files(streams={count}) can: each stream would read "
+                f"{named(self)} cannot be read as {count:,} streams, as from_files(streams=...) can: each stream would read "
                 "all of it"
             )
         return self.over(*(one.stream(number, count) for one in self.below))
@@ -261,6 +262,11 @@ class Stage(ABC, Generic[T_co]):
     def limited(self) -> Stage[Any]:
         """The stage that plans the batches, as far as they are taken."""
         return self if self.plans else self.below[0].limited
+
+    @property
+    def planned_by(self) -> str:
+        """The settings by which batches are planned and shared out, nearly as users write them; "" where rows are not batched."""
+        return self.below[0].planned_by if self.below else ""
 
     @property
     def uneven(self) -> str:
@@ -405,8 +411,11 @@ _REMEDIES: Final = {
     "functions": "go on with the function that saved it, or with this one by allow={'functions'} if it gives the same rows "
     "for the rows that were taken already; another one begins anew, or with the next epoch",
     "fixed_weights": "a place in a mixture of indexed data is counted with its weights, which allow={'weights'} cannot change: "
-    "end the epoch with those that saved it (take(n) gives repeating data one), and begin the next with others; or mix streams, "
-    "of files or by stream() of data that repeat",
+    "end the epoch with those that saved it (take(n) gives repeating data one), and begin the next with others. A new run can "
+    "change them midway if it mixes streams: files, stream() of data that repeat, or stream().take(n) of other data",
+    "a mixture of indexed data": "a state cannot turn one into the other: go on with the indexed data, without stream()",
+    "a mixture of streams": "a state cannot turn one into the other: go on with the streams. Where data do not repeat, that "
+    "needs stream().take(n), as stream() alone leaves a mixture indexed",
     "weights": "go on with the weights that saved it, or with these all the same by allow={'weights'}",
     "shuffle_batches": "use the pipeline that saved it. With micro_batches, or with balance_cost over streams, True means "
     "'stratified': without them, say shuffle_batches='stratified'. A BatchSampler of 1.0.0rc1 gave the order of True for both: "
@@ -417,7 +426,7 @@ _REMEDIES: Final = {
 _DIVIDED: Final = ("batch.policy.", "pack.rows")
 """Sizes that micro_batches divides, as they begin."""
 
-_SHUFFLES: Final = ("shuffle", "shuffle_shards")
+SHUFFLES: Final = ("shuffle", "shuffle_shards")
 """Settings of sources without which their seed draws nothing."""
 
 
@@ -493,11 +502,16 @@ def header_difference(
             return here  # of a digest neither part says much without the other
         inside = f"{path}." if path else ""
         owner = f"{inside}{ours['verb']}." if "verb" in ours else inside
+        if ("fixed_weights" in saved) != ("fixed_weights" in ours):
+            mixtures = [
+                f"a mixture of {'indexed data' if 'fixed_weights' in one else 'streams'}" for one in (saved, ours)
+            ]
+            return Difference(owner.rstrip("."), mixtures[0], *mixtures)
         # the policy first: the window by default, and sort, follow from what was given
         policies = saved.get("policy"), ours.get("policy")
         if found := header_difference(*policies, allow | {"sort"}, f"{owner}policy", "policy"):
             return found
-        idle = ["seed"] if any(saved.get(name) is ours.get(name) is False for name in _SHUFFLES) else []
+        idle = ["seed"] if any(saved.get(name) is ours.get(name) is False for name in SHUFFLES) else []
         names = [name for name in (*ours, *(name for name in saved if name not in ours)) if name not in {*allow, *idle}]
         pairs = [(saved.get(name), ours.get(name), f"{owner}{name}", name) for name in names]
     else:
@@ -584,7 +598,7 @@ def refuse_streams(stage: Stage[Any], method: str, does: str = "counts") -> None
     if count is not None and count > 1:
         instead = "count batches instead (Batches.take, Batches.enumerate), filter the rows by what is in them, or "
         raise ValueError(
-            f"{method} {does} the rows of all {count} streams, which are read apart and end apart: "
+            f"{method} {does} the rows of all {count:,} streams, which are read apart and end apart: "
             f"{instead if does == 'counts' else ''}read them without streams="
         )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args, overload
+from typing import Any, Final, Literal, NamedTuple, cast, get_args, overload
 from zlib import crc32
 
 import numpy as np
@@ -45,6 +45,7 @@ from brimful.encoding.encoder import paddings
 from brimful.index.sequence import FromSequence
 from brimful.inference.results import ResultFolder, ResultIndex, WindowsDone
 from brimful.loader import Loader
+from brimful.oom.exhaustion import GuardStats
 from brimful.oom.generation import OomSafe, rows_of
 from brimful.oom.parts import divisible
 from brimful.plan import FixedSize, OverlongError, Packed, Policy
@@ -55,6 +56,10 @@ from brimful.read import from_iterable, from_sequence
 from brimful.tensors.collated import Collated
 from brimful.tensors.columns import WindowColumns
 from brimful.tensors.layouts import Layout
+
+NAMED: Final = 5
+"""So many samples of a batch that fails are named."""
+_AVOIDS_SPLITS: Final = "a smaller budget, or fewer rows a batch, avoids this"
 
 
 @overload
@@ -135,7 +140,8 @@ def map_batches_in_order(
     brimful opens them and does not call `fn`.
 
     brimful plans one window of samples at a time, runs it from the longest batch on, and puts the results in order. A
-    batch that runs out of memory is split by sample. From then on, batches of such a shape are split beforehand. To use
+    batch that runs out of memory is split by sample. From then on, batches of such a shape are split beforehand. A
+    warning at the end counts the split batches. An error of `fn` keeps its type, and a note names the samples. To use
     several machines or GPUs, choose `executor="ray"`. Or give each one its own share (`dataset.stride(world_size,
     rank)`) and folder.
 
@@ -209,7 +215,7 @@ def map_batches_in_order(
     form = FormSettings(layout, None, pad_side, collate_fn, 0, "thread", keep_text=True)
     chain = TextBytes(dataset.stage, column) if is_text else dataset.stage
     stage = _with_numbers(chain, ByPolicy(policy, overlong), window, columns, form, is_text)
-    total = None if dataset.stage.streamed_by else len(cast(IndexedDataset, dataset))
+    total = len(dataset) if isinstance(dataset, IndexedDataset) else None
     run = _InferenceRun(fn, stage, total, on_ray, is_text)
     if output is None:
         return run.results()
@@ -303,12 +309,17 @@ class _InferenceRun:
         """Each window with its results, in the order of its samples, and the state after it. Shows progress, from `done` samples
         on."""
         of = "" if self.total is None else f" of {self.total:,}"
+        stats = GuardStats()
         with progress(self.total) as report:
 
-            def advance(count: int) -> None:
+            def advance(answer: BatchResults) -> None:
                 nonlocal done
-                done += count
-                report(count, lambda: f"{done:,}{of} samples done")
+                done += len(answer.batch)
+                stats.batches += 1
+                stats.split += answer.parts > 1
+                stats.parts += answer.parts
+                split = f", batches split: {stats.split:,}" if stats.split else ""
+                report(len(answer.batch), lambda: f"{done:,}{of} samples done{split}")
 
             report(done, lambda: f"{done:,}{of} samples found")
             try:
@@ -319,13 +330,20 @@ class _InferenceRun:
                     raise
                 words = f"{error}. A text has no tokens yet: these are its bytes in UTF-8"
                 raise DataError(words) from error.__cause__
+        if stats.split:
+            logger.warning(
+                "out of memory: %s of %s batches were split, into %s parts; %s",
+                *(f"{number:,}" for number in (stats.split, stats.batches, stats.parts)),
+                _AVOIDS_SPLITS,
+            )
 
 
 class BatchResults(NamedTuple):
-    """A batch, its results, and the state after it (where it is its window's last)."""
+    """A batch, its results, the parts that it ran in (0: whole), and the state after it (where it is its window's last)."""
 
     batch: Batch
     results: Sequence[Any]
+    parts: int
     state: Any
 
 
@@ -355,42 +373,57 @@ def batch_results(
     if on_ray is None:
         call = _caller(fn)
         for item, (batch, state) in asked:
-            yield BatchResults(batch, _noted(fn, batch, partial(call, item)), state)
+            yield BatchResults(batch, *_noted(fn, batch, partial(call, item)), state)
         return
     with Cluster(on_ray.address) as cluster:
         number = on_ray.num_workers or cluster.room(on_ray.num_gpus_per_worker)
         pool = Pool(cluster, cluster.put(partial(_portable, fn)), number, on_ray.num_gpus_per_worker, name_of(fn))
         with closing(pool):
             for results, (batch, state) in pool.results(asked):
-                yield BatchResults(batch, _noted(fn, batch, results), state)
+                yield BatchResults(batch, *_noted(fn, batch, results), state)
 
 
-def _portable(fn: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+def _portable(fn: Callable[[Any], Any]) -> Callable[[Any], tuple[list[Any], int]]:
     """As `_caller`, with results that can go to a process without a GPU."""
     call = _caller(fn)
-    return lambda item: [row.cpu() if isinstance(row, Tensor) else row for row in call(item)]
+
+    def portable(item: Any) -> tuple[list[Any], int]:
+        results, parts = call(item)
+        return [row.cpu() if isinstance(row, Tensor) else row for row in results], parts
+
+    return portable
 
 
-def _caller(fn: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """A function that gives the results of a batch, whole or in parts. If `fn` is a class, it calls an object of it."""
+def _caller(fn: Callable[[Any], Any]) -> Callable[[Any], tuple[list[Any], int]]:
+    """A function that gives the results of a batch, and the parts that it ran in (0: whole). If `fn` is a class, it calls an
+    object of it."""
     name, call = name_of(fn), fn() if isinstance(fn, type) else fn
 
     def rows(part: Any) -> Sequence[Any]:
         return rows_of(call(part), divisible(part).samples, name)
 
-    safe = OomSafe(rows, None)
-    return lambda item: [*safe(item)]
+    safe = OomSafe(rows, None, f"the end of the run counts them; {_AVOIDS_SPLITS}")
+
+    def called(item: Any) -> tuple[list[Any], int]:
+        before = safe.stats.parts
+        return [*safe(item)], safe.stats.parts - before
+
+    return called
 
 
-def _noted(fn: Callable[[Any], Any], batch: Batch, results: Callable[[], list[Any]]) -> list[Any]:
-    """The results of the samples of a batch; an error says which batch it was."""
+def _noted(
+    fn: Callable[[Any], Any], batch: Batch, results: Callable[[], tuple[list[Any], int]]
+) -> tuple[list[Any], int]:
+    """The results of the samples of a batch, and the parts that it ran in; an error says which batch it was."""
     try:
-        return results()[: len(batch)]  # a static shape is filled up with copies
+        rows, parts = results()
+        return rows[: len(batch)], parts  # a static shape is filled up with copies
     except Exception as error:
-        first = int(batch.window.rows[batch.numbers[0]])
+        window, some = batch.window, batch.numbers[:NAMED]
+        places = "; ".join(where(window.block, int(row)) for row in window.rows[some])
         error.add_note(
-            f"map_batches_in_order: of {name_of(fn)} for {counted(len(batch), 'sample')} padded to {batch.padded_length}, the "
-            f"first of them {where(batch.window.block, first)}"
+            f"map_batches_in_order: {name_of(fn)} got {counted(len(batch), 'sample')} of window {window.number:,}, padded to "
+            f"{batch.padded_length:,}: {places}{'; ...' if len(batch) > NAMED else ''}"
         )
         raise
 
@@ -399,6 +432,8 @@ def _begun(stage: Stage[Any], folder: ResultFolder, done: WindowsDone | None) ->
     try:
         return ResumableIterator(stage, None if done is None else done.before, ())
     except StateError as error:
+        if done is not None and "header" in done.before:
+            folder.check(done.before["header"], stage.header())
         raise StateError(f"the results in {folder.path} are of another run: {error}") from error
 
 
@@ -417,15 +452,16 @@ def _check_last(folder: ResultFolder, done: WindowsDone, batches: Iterator[tuple
 
 
 def _in_order(
-    answers: Iterator[BatchResults], advance: Callable[[int], None]
+    answers: Iterator[BatchResults], advance: Callable[[BatchResults], None]
 ) -> Iterator[tuple[PlanningWindow, list[Any], Any]]:
     held: dict[int, Any] = {}
-    for batch, results, after in answers:
-        held.update(zip(batch.numbers.tolist(), results, strict=True))
-        advance(len(batch))
+    for answer in answers:
+        batch = answer.batch
+        held.update(zip(batch.numbers.tolist(), answer.results, strict=True))
+        advance(answer)
         if batch.last:
             assert len(held) == len(batch.window), "a sample was planned twice, or not at all"
-            yield batch.window, [held[number] for number in range(len(held))], after
+            yield batch.window, [held[number] for number in range(len(held))], answer.state
             held = {}
 
 

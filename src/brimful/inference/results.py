@@ -146,18 +146,26 @@ class ResultFolder:
             raise
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} is damaged ({error!r}); remove {self.path} to begin anew") from error
-        differs = header_difference(settings, self._settings)
-        if differs is not None:
-            raise StateError(
-                f"the results in {self.path} are of another run: {differs.name} was {differs.saved} when they were written and "
-                f"is {differs.ours} here; name another folder, or go on with what wrote them"
-            )
+        self.check(settings, self._settings)
         paths = map(self._files.path_of, range(found.windows))
         if missing := next((path for path in paths if not path.exists()), None):
             raise DataError(f"{missing} is missing; put it back, or remove {self.path} to begin anew")
         if found.windows and self._files.are_parquet:
             self._schema = self._files.table(0, next(found.rows())).schema
         return found
+
+    def check(self, saved: Any, ours: Any) -> None:
+        """Refuses results that were written with other settings.
+
+        Raises:
+            StateError: the first that differs is named, with both values.
+        """
+        differs = header_difference(saved, ours)
+        if differs is not None:
+            raise StateError(
+                f"the results in {self.path} are of another run: {differs.name} was {differs.saved} when they were written and "
+                f"is {differs.ours} here; name another folder, or go on with what wrote them"
+            )
 
     def save(self, done: WindowsDone) -> None:
         """Writes the journal. Price: two writes to the disk, 1 KB."""
@@ -231,7 +239,9 @@ class ResultFiles:
             raise DataError(f"{path} is missing; put it back, or remove {self.folder} to begin anew") from error
         except DataError:
             raise
-        except (ValueError, RecursionError, pa.ArrowException) as error:
+        except (ValueError, RecursionError, OSError, pa.ArrowException) as error:
+            if getattr(error, "errno", None) is not None:  # of the system, which names the file
+                raise
             raise DataError(
                 f"{path} is damaged ({error}); put it back, or remove {self.folder} to begin anew"
             ) from error
@@ -401,18 +411,23 @@ class ResultIndex(DataIndex):
         if files.are_parquet:
             block = concat(files.table(file, rows).to_batches())
         else:
-            lines = files.lines(file, rows)
-            try:
-                block = typed(lines, self._first_schema if file else None)
-            except (ValueError, TypeError, *UNFIT) as error:
-                raise DataError(
-                    f"{files.path_of(file)} holds results that are no rows of one table ({error}); read its lines as JSON"
-                ) from error
+            block = self._typed(file, self._first_schema if file else None)
         name = f"results {self.folder.name}/{files.path_of(file).name}"
         origin = origins(name, np.arange(rows), "row" if files.are_parquet else "line")
         return with_column(block.replace_schema_metadata(None), ORIGIN, origin)
 
+    def _typed(self, file: int, schema: pa.Schema | None) -> pa.RecordBatch:
+        """The rows of a file of JSON lines."""
+        files = ResultFiles(self.folder)
+        lines = files.lines(file, int(self._starts[file + 1] - self._starts[file]))
+        try:
+            return typed(lines, schema)
+        except (ValueError, TypeError, *UNFIT) as error:
+            raise DataError(
+                f"{files.path_of(file)} holds results that are no rows of one table ({error}); read its lines as JSON"
+            ) from error
+
     @once
     def _first_schema(self) -> pa.Schema:
         """The types of the first results, and whether they are dicts."""
-        return typed(ResultFiles(self.folder).lines(0, int(self._starts[1])), None).schema
+        return self._typed(0, None).schema

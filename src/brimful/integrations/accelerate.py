@@ -219,8 +219,8 @@ class Prepared(DataLoaderStateMixin):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration continue from a state. It may be a state of the loader itself."""
-        self._loop = None
         self.loader.load_state_dict(state_dict)
+        self._loop = None
 
     def _rows_of_last_step(self, batch: Any) -> int:
         """How many rows the last step has on all processes without its fillers, where it has some and they come last: what

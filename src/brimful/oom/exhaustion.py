@@ -163,12 +163,14 @@ class PartRunner:
         unfit: what to do with a batch if one of its samples does not fit alone.
         agree: agree(parts, samples) gives the number of parts that all ranks take, of those that this rank would; None: each
             rank takes its own.
+        hint: what the log says about the first batch that does not fit, so that a user sees the others or avoids them.
     """
 
     unfit: Unfit = "raise"
     agree: Callable[[int, int], int] | None = None
     limits: Limits = field(default_factory=Limits)
     stats: GuardStats = field(default_factory=GuardStats)
+    hint: str = "the guard counts each one in `.stats.ooms`"
 
     def run(
         self,
@@ -222,8 +224,9 @@ class PartRunner:
             if self.stats.ooms == 1:
                 logger.warning(
                     "out of memory: a batch of %d samples is run again in parts, and batches as large as it from now on (said "
-                    "once; the guard counts each one in `.stats.ooms`): %s",
+                    "once; %s): %s",
                     whole.samples,
+                    self.hint,
                     words,
                 )
             count = min(2 * count, whole.samples)
@@ -288,8 +291,8 @@ def _alone(whole: Divisible, error: BaseException) -> str:
     width = f" (of {' and '.join(f'{one:,}' for one in dict.fromkeys(whole.widths))} values)" if whole.widths else ""
     return (
         f"out of memory with 1 sample alone{width}, of a batch of {whole.samples:,}; filter or truncate such samples, "
-        "or let the model take less (checkpointing, autocast); in training, oom_guard(step, unfit='skip') skips them. "
-        f"The device said: {str(error).partition(chr(10))[0]}"
+        "or let the model take less (autocast; checkpointing in training, torch.no_grad() in inference). In training, "
+        f"oom_guard(step, unfit='skip') skips them. The device said: {str(error).partition(chr(10))[0]}"
     )
 
 

@@ -85,9 +85,9 @@ def oom_safe_generate(model: Any, **generate_kwargs: Any) -> OomSafe:
 class OomSafe(GuardedCall):
     """A function of a batch that is run in parts where memory is too small: call it on a batch. Made by `oom_safe`."""
 
-    def __init__(self, fn: Callable[[Any], Any], pad_value: float | None) -> None:
+    def __init__(self, fn: Callable[[Any], Any], pad_value: float | None, hint: str = PartRunner.hint) -> None:
         self._fn, self._pad_value = function("oom_safe", fn), pad_value
-        self._runner = PartRunner()
+        self._runner = PartRunner(hint=hint)
 
     def __call__(self, batch: Any) -> Any:
         return self._runner.run(batch, divisible(batch), self._run)
@@ -109,7 +109,10 @@ def rows_of(results: Any, count: int, name: str) -> Sequence[Any]:
     no_rows = getattr(results, "ndim", 1) == 0 or isinstance(results, str | bytes | Mapping)
     if no_rows or not (hasattr(results, "__len__") and hasattr(results, "__getitem__")):
         kind = type(results).__name__ + " without dimensions" * (getattr(results, "ndim", 1) == 0)
-        raise TypeError(f"{name} must return one result a sample, as a list or a tensor of {count:,} rows (got {kind})")
+        words = f"{name} must return one result a sample, as a list or a tensor of {count:,} rows (got {kind})"
+        if isinstance(results, Mapping):
+            words += ". Return one dict a sample: [dict(zip(out, row)) for row in zip(*out.values())]"
+        raise TypeError(words)
     if len(results) != count:
         raise ValueError(
             f"{name} returned {len(results):,} results for a batch of {counted(count, 'sample')}; it must return one for each"

@@ -52,10 +52,12 @@ class Pad(Blockwise):
                 f"pad: column {name!r} has {column.lengths[long[0]]:,} values ({where(block, int(long[0]))}), more than "
                 f"length={self.length:,}; chunk, truncate or filter it"
             )
-        if column.values.dtype.kind in "iu" and not float(value).is_integer():
-            raise DataError(f"pad: column {name!r} holds {column.values.dtype}, which cannot hold its value {value}")
+        own = column.values.dtype
+        fraction = own.kind in "iu" and not float(value).is_integer()
+        if fraction or (own.kind == "f" and float(np.finfo(own).max) < abs(float(value)) < np.inf):
+            raise DataError(f"pad: column {name!r} holds {own}, which cannot hold its value {value}")
         spans = column.spans(np.arange(block.num_rows))
-        dtype = kernels.holding(column.values.dtype, value)
+        dtype = kernels.holding(own, value)
         padded = kernels.pad(column.values, *spans, self.length, value, dtype, left=False)
         offsets = np.arange(block.num_rows + 1) * self.length
         return with_column(block, name, list_array(padded.ravel(), offsets))

@@ -42,6 +42,7 @@ class ColumnarFormat(Format):
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         try:
             found = self.columns(PrefetchedFile(file))
+            _ = None if found is None else found.names  # which may be no text
         except (DataError, *DAMAGED):
             if file.failure is not None and not isinstance(file.failure, DataError):
                 raise file.failure from None

@@ -18,7 +18,7 @@ from brimful.blocks.ragged import EMPTY
 from brimful.blocks.schema import infer, named
 from brimful.core import random
 from brimful.core.background import Workers
-from brimful.core.errors import DataError, OnError, StateError, logger, one_of, settle, truth
+from brimful.core.errors import DataError, OnError, StateError, counted, logger, one_of, settle, truth
 from brimful.core.once import once
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
 from brimful.sources.called import FunctionFormat, ShardFunction
@@ -164,7 +164,7 @@ class FromFiles(Stage[Block]):
         """Every `count`-th shard of each epoch's order; the schema is that of the first shard of all."""
         if count > len(self.urls.listed):
             raise ValueError(
-                f"{len(self.urls.listed):,} shards cannot be read as streams={count:,}: each needs one at least. Take "
+                f"{counted(len(self.urls.listed), 'shard')} cannot be read as streams={count:,}: each needs one at least. Take "
                 f"fewer streams, divide the data into {count:,} files or more, or write a token store with to_store(path)"
             )
         return replace(

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import fsspec
 
-from brimful.core.errors import positive
+from brimful.core.errors import timeout
 from brimful.core.once import once, settings_of
 from brimful.sources.bytes import Bytes, is_local, opened
 from brimful.sources.compressed import COMPRESSIONS, Decompressed
@@ -52,7 +52,7 @@ class Shards:
     timeout_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        positive("timeout_seconds", self.timeout_seconds)
+        timeout(self.timeout_seconds)
 
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)

@@ -328,8 +328,9 @@ class MappedFile:
             return numpy_file(self.memory)
 
     def batch(self, number: int) -> Block:
+        reader = self._reader  # which names the file by itself
         with self._readable():
-            return self._reader.get_batch(number)
+            return reader.get_batch(number)
 
     def batches(self) -> Iterator[Block]:
         return map(self.batch, range(self._reader.num_record_batches))

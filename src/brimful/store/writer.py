@@ -56,6 +56,7 @@ def write_store(
     report: Report | None = None,
     run: Stage[Block] | None = None,
     executor: str = "local",
+    if_empty: str | None = None,
 ) -> Manifest:
     """Writes the rows of the first epoch of a chain, unless that has been done. Gives the manifest of the finished store.
 
@@ -66,12 +67,13 @@ def write_store(
         report: is told of the rows written.
         run: gives the rows in the place of `stage`, in blocks of any size: the files do not depend on it.
         executor: the name of what runs it; no other executor can finish a store that it has begun.
+        if_empty: the words of the error if there is no row. None: a store without a row is written.
     Raises:
         StateError: another pipeline wrote the store, or began it, or another executor began it; both are named.
         TimeoutError: another writer, which is named, makes no progress.
         DataError: rows differ in their columns or types, with file and line. After an error the files that were finished stay,
             for the next call; where there is none, nothing does.
-        ValueError: functions without a version, or a folder of other things.
+        ValueError: functions without a version, or a folder of other things. Or there is no row, with `if_empty`: nothing stays.
     Price: that of the chain, and about 10 ns a token; 50 MB held.
     """
     require_version(stage, version)
@@ -84,7 +86,7 @@ def write_store(
             if not (folder / MANIFEST).exists():
                 journal = Journal.of(folder, pipeline, executor, stage.newest()[0])
                 try:
-                    _Writer(journal, stage, report).write(run or stage)
+                    _Writer(journal, stage, report, if_empty).write(run or stage)
                 except Exception:
                     if not journal.files:  # there is nothing to go on with
                         _clear(folder)
@@ -108,8 +110,8 @@ def _clear(folder: Path) -> None:
 class _Writer:
     """Writes one store, with the lock of its folder held."""
 
-    def __init__(self, journal: Journal, stage: Stage[Block], report: Report | None) -> None:
-        self._journal, self._folder = journal, journal.folder
+    def __init__(self, journal: Journal, stage: Stage[Block], report: Report | None, if_empty: str | None) -> None:
+        self._journal, self._folder, self._if_empty = journal, journal.folder, if_empty
         self._num_ids = vocabularies(stage)
         known = [(name, one.vocabulary) for name, made in stage.tokenizers().items() for one in made]
         self._about: dict[str, Any] = {
@@ -149,6 +151,8 @@ class _Writer:
                     self._add(block.slice(done))
                     before = after
             self._flush()
+            if self._if_empty is not None and self._part is None and not self._journal.files:
+                raise ValueError(self._if_empty)
             self._keep_columns()
             self._end_file(END)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -136,10 +137,12 @@ class ToBuckets:
     def _check_value(self, name: str, tensor: torch.Tensor, value: float) -> None:
         """Refuses a value that a type does not hold."""
         try:
-            held = tensor.new_full((), value).item()
+            held = tensor.new_full((1,), value).item()  # of shape () torch takes any value
         except (RuntimeError, OverflowError):
             held = None
-        if held == value or (held is not None and (held != held) == (value != value) and tensor.is_floating_point()):
+        if held == value:
+            return
+        if held is not None and tensor.is_floating_point() and isfinite(held) == isfinite(value):  # rounded
             return
         raise DataError(
             f"{name!r} is of {str(tensor.dtype).removeprefix('torch.')}, which does not hold its pad value {value}; choose "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -457,6 +458,8 @@ def _type_of(name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str,
     made = np.dtype("float32" if asked == "bfloat16" else asked)
     limits: tuple[float, float] | None = None
     if wanted.is_floating_point:
+        if torch.finfo(wanted).max < abs(float(fill)) < inf:
+            raise ValueError(f"{asked} does not hold the pad value {fill:,} of column {name!r}")
         if source.kind in "iu":
             most = round(2 / torch.finfo(wanted).eps)
             held = -most <= np.iinfo(source).min and np.iinfo(source).max <= most

@@ -147,8 +147,16 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
         ValueError: what it was made of is not known.
     """
     if not isinstance(batch, Mapping):
-        raise TypeError(f"explain takes a batch, a dict of tensors (got {type(batch).__name__})")
+        raise TypeError(
+            f"explain takes a batch, a dict of tensors (got {type(batch).__name__}). It goes by these tensors: have collate_fn "
+            "and map return such a dict"
+        )
     made = _made(batch)
+    if made is None and "groups" not in batch and not any(isinstance(one, torch.Tensor) for one in batch.values()):
+        raise ValueError(
+            f"explain goes by the tensors of a batch, and this one holds none (keys: {', '.join(map(str, batch)) or 'none'}). "
+            "Have collate_fn and map keep at least one"
+        )
     if made is None:
         raise ValueError(
             "what this batch was made of is not known: a collate_fn or map that makes all tensors anew, layout='grouped', a copy "

@@ -351,7 +351,7 @@ class Adapter:
         loader = loader_aside(own) if aside else loader_of(own)
         length = self._data.length(own, saved)
         if not length.steps:
-            raise ValueError(f"train_dataset has no batch for this process: {own!r}")
+            raise ValueError(f"train_dataset has no batch for this process: {repr(own).splitlines()[0]}")
         skipped, args = 0, self.trainer.args
         if saved is not None and not args.ignore_data_skip:  # as Trainer counts them
             accumulated = args.gradient_accumulation_steps

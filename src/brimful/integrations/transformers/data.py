@@ -149,9 +149,9 @@ def counted_length(given: Batches | Loader | AsyncLoader) -> Length:
     """The steps of an epoch, and this rank's samples, by a pass over the data: they are read and tokenized, no tensor is made."""
     batches = batches_of(given)
     logger.warning(
-        "counting the steps of an epoch of %r, by a pass over the data: to_store(path) makes a store of it, which knows them, "
+        "counting the steps of an epoch of %s, by a pass over the data: to_store(path) makes a store of it, which knows them, "
         "and max_steps in the trainer's arguments asks for no count",
-        batches,
+        repr(batches).splitlines()[0],
     )
     real = [batch.num_samples if batch.weight != 0 else 0 for batch in batches.plans()]
     return Length(len(real), sum(real))
@@ -368,7 +368,7 @@ def _endless(loader: Loader | AsyncLoader) -> Generator[Any, None, None]:
     """Epoch after epoch of a loader."""
     while True:
         empty = True
-        with closing(iter(loader)) as batches:  # type: ignore[type-var]  # both are generators
+        with closing(iter(loader)) as batches:  # type: ignore[type-var]  # both can be closed
             for batch in batches:
                 empty = False
                 yield batch
