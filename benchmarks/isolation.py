@@ -267,7 +267,8 @@ This run tried {made} of {of} architectures:
 {counts}
 
 Each architecture counts with its best kernel. In {leaking} of the {made} architectures, at least one kernel lets samples see
-each other with `model(**batch)`. `trainer_class` gave packed rows to each of these as well, and raised an error.
+each other with `model(**batch)`. The run then gave packed rows to each of these through
+`trainer_class`, which raised an error every time.
 
 FlexAttention runs uncompiled here. No kernels for convolutions and state spaces are installed. A model may differ if it has other
 settings than its type's default, another kernel, or code of your own. Test yours with the call that your step makes:
@@ -288,7 +289,7 @@ The words of the table:
   arguments. Give it the `attn_implementation` of the model, too.
 - *refused*: the model itself raises an error. *leaks*: none of these calls keeps samples apart. *-*: no small model has this
   kernel.
-- *layer*: the first one at which the samples of `model(**batch)` meet, or the model's error.
+- *layer*: the first layer at which the samples of `model(**batch)` meet, or the model's error.
 - *padded*: whether real tokens of padded batches see padding.
 
 | architecture | SDPA | eager | FlexAttention | layer, or error | padded |

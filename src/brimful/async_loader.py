@@ -46,8 +46,8 @@ class AsyncLoader:
         pad_value_dict: the padding value of each key. The default is input_ids 0, attention_mask 0, labels -100. None:
             the key is never padded. The first key of a batch that has a value gives the length of the batch. Only
             tensors of that length are padded, and each needs a value here. Labels of another length (sequence to
-            sequence) stay as they are. They may have the length of the inputs by chance: give them None, and pad them
-            in the collate_fn.
+            sequence) stay as they are. If such labels can have the length of the inputs by chance, give them None, and
+            pad them in the collate_fn.
         prefetch: batches on the device or on their way, besides the one in use and one in the making. 0: no thread.
         dim: the dimension to pad, for all keys. Or a dict of dimensions by key; the others take -1.
         pad_side: the side of the padding, "right" or "left".
@@ -57,7 +57,7 @@ class AsyncLoader:
         static_buffers: use the same device tensors for every batch of a shape, as CUDA graphs need them. A batch is
             valid until you take the next one.
     Raises:
-        ValueError: both buckets and max_length are given, a bucket is below 1, or a word is unknown.
+        ValueError: both buckets and max_length are given, a bucket is below 1, or `pad_side` or `overflow` is unknown.
         DataError: (from `next`) a batch is longer than every bucket, or a tensor to pad has no value. The error has
             both numbers.
         TypeError: (from `next`) there are buckets, and a batch is not a dict; (`len`, `state_dict`) the loader has no

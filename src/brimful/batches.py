@@ -134,21 +134,22 @@ class Batches:
         uneven: Uneven = "pad",
         timeout_seconds: float = 600.0,
     ) -> Batches:
-        """The batches of one data-parallel rank: the batch at `rank` of the `world_size` batches of each step.
+        """The batches of one data-parallel rank. Each step has `world_size` batches, and this rank gets batch number
+        `rank`.
 
         The order of all batches does not depend on the world size. With indexed data, a state is the same on all ranks,
-        and one saved by 8 ranks resumes on 1, 2, 4 or 16. With `from_files(streams=n)`, each rank reads and saves its
-        own streams. Join the states of all ranks with `bf.merge_states` (or save the loader with
+        and a state of 8 ranks resumes on 1, 2, 4 or 16. With `from_files(streams=n)`, each rank reads and saves its own
+        streams. Join the states of all ranks with `bf.merge_states` (or save the loader with
         torch.distributed.checkpoint), and resume on any world size that divides n. Each batch carries `weight` and
         `is_filler`. Rank and world size are looked up when you iterate.
 
         Indexed data with labels also give each batch `num_items_in_batch`, () int64. It is the number of labels other
-        than -100 in the whole step, on all ranks together. `bf.token_mean` divides by it. The data need a column
-        `labels` (lists of integers without nulls) and no `shift_labels`, or packed batches that have neither column.
-        brimful counts the labels of the samples, cut as planned. If a collate_fn makes other labels, set another
-        number. Each rank counts for all ranks, in 70 ns a sample, and reads the rows of samples that are cut. The count is
-        left out if labels are lists of a fixed size. It is also left out if their padding is not -100, or their dtype is
-        not a signed integer.
+        than -100 in the whole step, on all ranks together. `bf.token_mean` divides by it. This needs a column `labels`
+        (lists of integers without nulls), and no column `shift_labels`. Packed batches may have neither column. brimful
+        counts the labels of the samples, cut as planned. If a collate_fn makes other labels, set `num_items_in_batch`
+        yourself. Each rank counts the labels of all ranks, in 70 ns a sample. For samples that are cut, it reads their
+        rows. The count is left out if labels are lists of a fixed size. It is also left out if their padding is not
+        -100, or their dtype is not a signed integer.
 
         You may call it anywhere in the chain: `take` and `enumerate` count the batches of this rank. A second call
         replaces the first one.
@@ -157,7 +158,8 @@ class Batches:
             rank, world_size: the data-parallel rank and world size. The default is that of `process_group` or `mesh`,
                 else of torch.distributed, else of the environment. If there is none, this process is the only rank.
             process_group: the torch.distributed group of the data-parallel ranks. Ranks that read streams must agree on
-                the end of the epoch: with rank and world_size given, it may be the torch.distributed.Store for that.
+                the end of the epoch. If you give rank and world_size, this may also be a torch.distributed.Store. The
+                ranks then agree through that store.
             mesh: or a device mesh of one dimension, for example `mesh["dp"]` of a larger mesh.
             uneven: the reaction to a step with too few batches. That is the last step of indexed data, or one after the
                 end of a stream. "pad" adds a filler: a real row again, with weight 0. "drop" leaves out the step and

@@ -212,15 +212,15 @@ class Dataset:
 
         Args:
             fn: takes a sample, and returns the new one as a dict.
-            seed: call `fn(sample, rng)`. `rng` is a numpy generator keyed by the row, so the number of workers does not
-                change it.
+            seed: call `fn(sample, rng)`. `rng` is a numpy generator. brimful seeds it for each row, so the number of
+                workers changes nothing.
             on_error: the reaction to an error in `fn`. "raise" names file and line. "skip" leaves the sample out,
                 counts it as `skipped` in `.stats`, and logs file, line and error.
             max_workers: threads or processes that call `fn`. 0: the caller's thread.
             executor_type: "thread" is for functions that wait or release the interpreter's lock. "process" is for
                 functions that compute in Python. cloudpickle sends them to the workers, so functions from your script
                 work too. Blocks travel as Arrow IPC.
-            prefetch_factor: parts of blocks that each worker has in the making or ready, ahead of use.
+            prefetch_factor: how many parts of blocks each worker may work on, or hold ready, before they are needed.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
@@ -244,7 +244,8 @@ class Dataset:
         Price: one Python call a sample. Indexed data stay indexed. Each process then reads all sources at the first use
             and calls `fn` for every sample. It holds 8 bytes for each sample that stays. Indexed data refuse a seed
             here, and a slice, mixture or zip before `filter`: use `stream().filter(...)` instead. Other arguments are
-            as for `map`. With indexed data, `.stats` counts the samples left out on the first iterator that uses them.
+            as for `map`. With indexed data, `.stats` counts the samples left out only in the iterator that runs the
+            filter first.
 
         >>> import brimful as bf
         >>> numbers = bf.from_sequence([{"n": n} for n in range(8)]).stream()
@@ -388,7 +389,7 @@ class Dataset:
                 (the input of an encoder and the labels of a decoder). With two columns and one output, each row is a
                 pair of texts (for a cross-encoder). transformers gets `tokenizer(a, b)`, a callable gets two lists.
             output_column: the column, or columns, of tokens.
-            truncation: True, or the text of a pair that is cut: "longest_first" (the meaning of True), "only_first",
+            truncation: True, or which text of a pair to cut: "longest_first" (the meaning of True), "only_first",
                 "only_second". None: the tokenizer's own setting, or cut to `max_length` if that is given. False: no
                 truncation.
             max_length: tokens of a row at most, special tokens included. None: rows are not cut. With `truncation`, None
@@ -404,9 +405,9 @@ class Dataset:
                 one text of 4,096. `repr` and `.stats.engines` show which engine runs. If you name an engine that cannot
                 be used, the error says why.
             extra_outputs: more outputs of the tokenizer to keep as columns: "token_type_ids", "attention_mask",
-                "special_tokens_mask", "offset_mapping". "offset_mapping" needs a fast tokenizer. It holds the first
-                character of each token, and the one after its last. Batches cannot hold it, so drop it first. With a
-                callable, name keys of the dicts that it returns.
+                "special_tokens_mask", "offset_mapping". "offset_mapping" needs a fast tokenizer. It holds two positions
+                for each token: its first character, and the character after its last. Batches cannot hold it, so drop
+                it first. With a callable, name keys of the dicts that it returns.
             tokenizer_kwargs: other keywords of a transformers call, of tiktoken, or of the callable. Keywords that
                 would be ignored are refused. Keywords that rows cannot hold are refused too
                 (`return_overflowing_tokens`, `return_tensors`, padding).
@@ -949,16 +950,17 @@ class Dataset:
                 padding, and streams take 256 MB at most. An epoch of streams begins with 1,024 rows, then 4,096, and so
                 on. "steps" takes the rows of two optimizer steps of `micro_batches`, so that each step has samples of
                 nearly all lengths. Use it for losses that are means over samples. It costs some 10 % of padding. With
-                `balance_cost`, a window of indexed data grows with `balance_group`. "auto" takes 16 groups or more, and
-                "steps" counts the batches of a whole group.
+                `balance_cost`, a window of indexed data grows with `balance_group`. "auto" then takes 16 groups or
+                more. "steps" takes the batches of two steps of `balance_group` ranks.
             pad_to_multiple_of: round each padded length up. The limits of a policy hold for the rounded shape.
             buckets: or pad each batch to the smallest of these lengths that holds it.
             overlong: the reaction to a sample that is longer than the policy can place: "raise", "truncate", "drop", or
                 "alone" (a batch with this sample only). Counted in `.stats`.
             length_column: the list column whose lengths are planned over, or a pair of columns for (source, target).
             token_columns: lists that are cut, padded and packed together with the first length column. In every row
-                they must have its length. The default is those that exist of attention_mask, token_type_ids,
-                position_ids, special_tokens_mask and labels. Other lists of numbers are padded to their own longest.
+                they must have its length. By default, these are attention_mask, token_type_ids, position_ids,
+                special_tokens_mask and labels, if they exist. brimful pads other lists of numbers to their own longest
+                value.
             pad_values: the padding value of each column. The default is -100 in `labels` and in columns whose name ends
                 in `_labels`. Other columns get the tokenizer's padding id, or 0.
             pad_side: the side of the padding, "right" or "left". The default is the tokenizer's side, else right.
@@ -976,37 +978,41 @@ class Dataset:
             num_groups: the most groups in a batch of layout "grouped". The default is 4.
             dtypes: the type of each key of a batch: {"input_ids": "int32", "attention_mask": "bool"}. The default is
                 int64 for integers, and the type of the column for other values.
-            drop_last: leave out incomplete batches, counted in `.stats`. With a fixed size each window may have one.
-                With a policy it is the last cut of an epoch.
+            drop_last: leave out incomplete batches, counted in `.stats`. With a fixed size, each window may have one.
+                With a policy, only the last batch that is planned in an epoch counts as incomplete.
             shuffle_batches: give the batches of a window in a random order. "stratified" takes a random order in which
-                any k batches in a row cover short and long samples alike (see `plan.mix.low_discrepancy_order`). This holds
-                in each stream of from_files(streams=n). It holds over all streams as long as their windows keep pace.
+                any k batches in a row cover short and long samples alike (see `plan.mix.low_discrepancy_order`). With
+                from_files(streams=n), this holds in each stream. It holds over all streams as long as they are in their
+                windows of the same number.
             micro_batches: how many batches on each rank make one optimizer step. The loop adds up their gradients. With
-                1 or None, the loop may add up the gradients of as many batches as it likes. With k batches, the limit of a
-                policy (samples, tokens, cost, rows) counts for a step, and is divided among its batches. The memory of a
-                MemoryBudget, and the limit of your own policy or function, still hold for each batch.
+                1 or None, the loop may add up the gradients of as many batches as it likes. With k batches, the limit
+                of a policy (samples, tokens, cost, rows) counts for a step, and is divided among its batches. The
+                memory of a MemoryBudget, and the limit of your own policy or function, still hold for each batch.
                 `shuffle_batches=True` means "stratified", so that a step has samples of all lengths. Each batch carries
-                `weight`, `is_filler` and `ends_step` (bool: the optimizer steps after this batch). If there are labels, a
-                batch also carries `num_items_in_batch`: the labels of its whole step on all ranks. `bf.token_mean` divides
-                by it. If no index knows the labels, a batch on several ranks carries `num_items_on_rank` instead. If a
-                collate_fn makes the labels, it carries neither: `bf.token_mean` says how to count them. The last step of an
-                epoch may have fewer batches. If epochs follow each other (data that repeat, loader(steps_per_epoch=...)),
-                steps continue into the next epoch. `take` a multiple of k batches, or the last step is cut. Trainers
-                accumulate gradients by this number: see docs/trainers.md.
+                `weight`, `is_filler` and `ends_step` (bool: the optimizer steps after this batch). If there are labels,
+                a batch also carries `num_items_in_batch`: the labels of its whole step on all ranks. `bf.token_mean`
+                divides by it. If a rank cannot know the labels of other ranks (streams, for example), a batch carries
+                `num_items_on_rank` instead. If a collate_fn makes the labels, the batch carries neither:
+                `bf.token_mean` says how to count them. The last step of an epoch may have fewer batches. If epochs
+                follow each other (data that repeat, loader(steps_per_epoch=...)), steps continue into the next epoch.
+                `take` a multiple of k batches, or the last step is cut. Trainers accumulate gradients by this number:
+                see docs/trainers.md.
             balance_group: keep so many batches of similar cost next to each other when they are shuffled. Give the
                 world size, or a multiple of all world sizes that you use, so that all ranks do similar work. Give
-                `balance_cost` too, or the last, smaller group of a window moves later groups off the steps of the ranks.
-            balance_cost: the cost of a sample, as for `bf.balance`. It needs `balance_group`. Groups then hold batches of
-                equal cost, and not only neighbours in the plan. Each group is one step of the ranks, in every window.
-                With `micro_batches` the sums over the batches of a step are even, too. A function must return the same
-                cost each time, on every rank. With streams, `shuffle_batches=True` means "stratified".
+                `balance_cost` too. Without it, the last group of a window may be smaller, and then later steps take
+                batches of two groups.
+            balance_cost: the cost of a sample, as for `bf.balance`. It needs `balance_group`. The batches of a group
+                then have equal cost. Without it, they are only neighbours in the plan. In every window, each group is
+                one step of all ranks. With `micro_batches` the sums over the batches of a step are even, too. A
+                function must return the same cost each time, on every rank. With streams, `shuffle_batches=True` means
+                "stratified".
             seed: the seed of the order of batches.
             collate_fn: makes a batch from a list of samples (dicts), like the collators of Hugging Face. It replaces
-                the layout. Its random numbers are keyed by the batch, whether it takes them from Python, numpy, torch
-                or its own generators. Reading ahead, the number of ranks and a resume therefore do not change them.
-                brimful puts the generators of the process back afterwards. Without workers, brimful calls it when you
-                take the batch, even after `prefetch` or `to_device`. On several ranks it must return a dict, so that
-                brimful can mark fillers. Or use shard(uneven="drop").
+                the layout. brimful seeds the generators of Python, numpy and torch, and those that the collator itself
+                holds, anew for each batch. So its random numbers do not depend on reading ahead, on the number of ranks
+                or on a resume. brimful puts the generators of the process back afterwards. Without workers, brimful
+                calls it when you take the batch, even after `prefetch` or `to_device`. On several ranks it must return
+                a dict, so that brimful can mark fillers. Or use shard(uneven="drop").
             max_workers: how many batches it makes at the same time, ahead of use. 0: in the caller's thread.
             executor_type: "process" or "thread" for these workers. A process takes seconds to start if the function
                 needs torch. Use "thread" if the function releases the interpreter's lock and draws no random numbers.
@@ -1181,8 +1187,8 @@ class Dataset:
             overlong: the reaction to a sample that is longer than a row: "raise", "truncate", "drop", or "split" (cut
                 it into pieces).
             balance_cost: the cost of a sample. Attention costs the square of each sample's length, so rows of equal
-                tokens differ in work. With this cost, brimful gives rows and batches similar work. It needs at most a
-                thousandth more rows. For the ranks of a step give `balance_group`, too.
+                tokens differ in work. With this cost, brimful gives rows and batches similar work. This takes at most a
+                thousandth more rows. To balance the ranks in each step as well, also give `balance_group`.
             the rest: as for `batch`.
         Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,)
             int32; `max_seqlen` int.

@@ -47,17 +47,17 @@ def from_files(
     """The samples of files (shards). Several shards are read at once, one row of each in turn.
 
     Args:
-        urls: names, on any file system that fsspec knows. `{00..99}` and globs expand, and globs are sorted. A path, or
-            a string that is the name of a file, is that file, whatever characters it has. A file that several patterns
-            match is read once. A file that is named in full is read as often as you name it. Globs leave out names that
-            begin with a dot.
-        format: the format of the records. "auto" takes the format of each shard from its extension, below .gz .zst .bz2
-            .lz4 .xz. "text" makes a row {"text": line} of each line. "csv" and "tsv" need a header. "cbor" reads maps, and
-            needs the extra `cbor`. "jsonl" and "parquet" (.parquet, .pq) are files as usual. "arrow" (.arrow, .ipc,
-            .feather) reads files and streams, Hugging Face's included. Or give a function of the open file that yields
-            samples. A resume then reads the samples that it skips. Here and in all other sources, Arrow's special types
-            become the type that they store. These are dictionaries, views, runs and extensions (`uuid` becomes 16 bytes,
-            `bool8` bool).
+        urls: names, on any file system that fsspec knows. `{00..99}` and globs expand, and globs are sorted. A `Path`,
+            or a string that names an existing file, means exactly that file, even if its name has characters such as
+            `*`. A file that several patterns match is read once. A file that is named in full is read as often as you
+            name it. Globs leave out names that begin with a dot.
+        format: the format of the records. "auto" takes the format of each shard from its extension. Shards may be
+            compressed, such as `a.jsonl.gz` (.gz, .zst, .bz2, .lz4, .xz). "text" makes a row {"text": line} of each
+            line. "csv" and "tsv" need a header. "cbor" reads maps, and needs the extra `cbor`. "jsonl" and "parquet"
+            (.parquet, .pq) are files as usual. "arrow" (.arrow, .ipc, .feather) reads files and streams, Hugging Face's
+            included. Or give a function of the open file that yields samples. A resume then reads the samples that it
+            skips. In all sources, Arrow's dictionaries, views, runs and extensions become the type that they store
+            (`uuid` becomes 16 bytes, `bool8` bool).
         columns: take only these columns. Parquet and Arrow files do not read the others.
         schema: the type of every column that `columns` does not leave out. By default, brimful takes the types of the
             first shard in list order that has rows. Parquet and Arrow files name them. In other formats, the first
@@ -139,9 +139,9 @@ def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False,
     `shuffle` takes another order each epoch.
 
     A `datasets.Dataset` stays where it is, usually a memory-mapped file. brimful reads it by columns, with its
-    selection and its shuffle. Its format (`with_format("torch")`, and the columns of that) changes nothing. With a
-    transform, or with features that `datasets` itself decodes (Image, Audio), brimful asks it for all rows one by one,
-    and keeps them.
+    selection and its shuffle. Formats such as `with_format("torch")`, and their columns, change nothing. The data set
+    may have a transform, or features that `datasets` itself decodes (Image, Audio). brimful then asks for all rows one
+    by one, and keeps them.
 
     Raises:
         TypeError: it is not a sequence of samples, or it is several of them (a DatasetDict). The error says what to do.
@@ -175,14 +175,15 @@ def from_dataset(
     `select`).
 
     Args:
-        dataset: gives sample i as `dataset[i]`. Each time it must be the same one, except for random augmentation.
+        dataset: gives sample i as `dataset[i]`. A number must always give the same sample, except for random
+            augmentation.
         lengths: an array or list, one integer a sample, or a function of a sample. None: each sample is fetched once to
             measure it, if batches are planned by length. The length of a dict is that of its length column. The length
             of a tuple is that of its first element. A list, a text, or a tensor of one dimension has its own length.
-        collate_fn: makes a batch from a list of samples. `batch(collate_fn=...)` replaces it. Random numbers in it, and
-            in `__getitem__` for it, are keyed by the batch. They are the same after a resume and on any number of
-            ranks. Give `max_workers=` to the methods that make batches, so that both run ahead of use. Without a
-            collate_fn, nothing keys the random numbers of `__getitem__`.
+        collate_fn: makes a batch from a list of samples. `batch(collate_fn=...)` replaces it. brimful seeds the random
+            numbers in it, and in `__getitem__`, anew for each batch. So they are the same after a resume and on any
+            number of ranks. Give `max_workers=` to the methods that make batches, so that both run ahead of use.
+            Without a collate_fn, brimful does not seed the random numbers of `__getitem__`.
         shuffle: use another order each epoch.
         repeat: run the whole chain again and again, each time with the next epoch.
         seed: the seed of the order.
@@ -191,9 +192,9 @@ def from_dataset(
         ValueError: the number of lengths is not the number of samples.
         StageError: (when run) `__getitem__` raised an error, or returned something that is not a row. The error has the
             number of the sample.
-        DataError: (when run) a sample has no length. Or, without a `collate_fn`, it has another length than the one it was
-            planned with. Or `lengths` are too small, and a batch of `collate_fn` is over the budget of tokens or cost.
-            brimful sees that in a tensor (B, L) of the length column.
+        DataError: (when run) a sample has no length. Or, without a `collate_fn`, it has another length than the one it
+            was planned with. Or `lengths` are too small, and the batch that `collate_fn` makes exceeds the budget of
+            tokens or cost. To find this, brimful looks at the tensor (B, L) of the length column.
     State: [epoch, samples handed on]; for batches [epoch, number of the window, batches handed on]. A state keeps the
         number of samples and a checksum of the lengths.
     Price: measuring fetches all samples once, in every process. To avoid it, save `data.lengths()` and give it as
@@ -251,7 +252,8 @@ def from_store(
         repeat: run the whole chain again and again, each time with the next epoch. Batches and chunks in arrival order
             continue across epochs (`batch(n)` without a window, `concat_chunk`, `pack_chunk`). Windows that sort, pack
             or shuffle do not.
-        shuffle: use another order each epoch. It shuffles runs of 64 rows, and the rows inside each 131,072.
+        shuffle: use another order each epoch. It shuffles runs of 64 rows, and then the rows inside each block of
+            131,072.
         seed: the seed of that order.
         storage_options: options for fsspec.
         timeout_seconds: how long a request may take, with all attempts together. Then a TimeoutError names the file.

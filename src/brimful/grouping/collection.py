@@ -239,8 +239,8 @@ class Collection:
                 for one number a sample). For a dict, give dicts of axes: keys that are not named are left out. For a
                 tuple, give a tuple, with None for a part to leave out. The values of a sample must come first on an
                 axis, as many as the rule says. This is true for convolutions and pooling. It is false if the module
-                puts values behind the padding ("seq+1" for a token at the end), and no shape shows that. A rule of two
-                axes ("a+b", "a*b") would do this, so it is refused.
+                puts values behind the padding, such as a token at the end ("seq+1"). brimful cannot see this in a
+                shape. Rules of two axes ("a+b", "a*b") would put values there, so they are refused.
             masks: bool masks, also in order after the inputs or by parameter. Name the axes of each: "res", or "res
                 atm" for the *and* of several. Fixed axes are numbers: "res 1 1". A mask with the dims of a key has the
                 shape of its data. With `~` in front, the mask is True at the padding. For an axis that a rule changed,

@@ -38,16 +38,16 @@ def group_apply(
     same, with less padding to compute.
 
     The groups are those of least cost. The result has the shape and order of the whole batch, with 0 where it has no
-    token. Gradients are those of the whole batch. Batch norm in training is an exception, as with `Collection.apply`.
-    So is any model that looks at several samples or at padding.
+    token. Gradients are those of the whole batch. Batch norm in training is an exception, as with `Collection.apply`. A
+    model that looks at several samples or at padding is another exception.
 
     Args:
         model: takes tensors by name, padded on the right, and ignores padding.
         batch: a batch with `attention_mask` (B, L). Tensors that begin with (B, L) are cut with it. Others, (B, ...),
             have one value a sample. Keys that a model gets by default may also be (1, L), such as positions.
         num_groups: the largest number of groups. 4 groups give most of the gain.
-        inputs: the keys that the model gets. The default is those that exist of input_ids, inputs_embeds,
-            attention_mask, token_type_ids and position_ids. If the batch has other tensors, name all inputs here, or
+        inputs: the keys that the model gets. By default, these are input_ids, inputs_embeds, attention_mask,
+            token_type_ids and position_ids, if they exist. If the batch has other tensors, name all inputs here, or
             leave those tensors out. Lengths, weights, special_tokens_mask and labels are never passed by default,
             because a mean loss differs in each group.
         outputs: the axes of the results, as in `Collection.apply`. `seq` is the axis of tokens. The default is "seq

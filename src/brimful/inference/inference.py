@@ -155,12 +155,12 @@ def map_batches_in_order(
         policy: plans the batches of a window. An int: so many samples of similar length a batch.
         output: a folder for the results, one file a window. Each file is written whole: Parquet if the folder's name
             ends in .parquet, else JSON lines. Tensors become lists. The returned data set reads the files when you use
-            rows. A dict result becomes a row with its keys. Any other result becomes a row with the column "result".
-            JSON lines may hold results of different forms that fit no table. Reading rows is then an error, and you can
-            read the lines yourself.
-        window: the number of samples. "auto" brings padding to about 1 %. A few thousand samples may be one window, and
-            its results come and are written at its end. A smaller window is written sooner, and loses less when killed.
-            Choose one for a slow `fn`.
+            rows. A dict result becomes a row with its keys. Any other result becomes a row with the column "result". If
+            results have different forms, they fit no table. JSON lines can still hold them. The data set then raises an
+            error when you ask for rows, but you can read the lines yourself.
+        window: the number of samples. "auto" brings padding to about 1 %. A few thousand samples may be one window. All
+            its results come, and are written, when the whole window is done. With a smaller window, results are written
+            sooner, and a kill loses less. Choose a small window for a slow `fn`.
         executor: "local": this process calls `fn`. "ray": workers of a Ray cluster call it, and this process reads,
             plans and sorts. If a worker is killed, another one runs its batch.
         ray_address: the address of the cluster, as for `Dataset.to_store`.
@@ -176,7 +176,7 @@ def map_batches_in_order(
         TypeError: the policy packs, or the input is a single text or batches.
         ValueError: the data repeat without end, or are read as several streams. Or texts would be truncated, or the
             folder holds other files.
-        StageError: (when run) see the stages.
+        StageError: (when run) a function in the chain of the data set raised an error.
         torch.OutOfMemoryError: (when run) one sample alone does not fit.
         DataError: (with `output`) a file of results is missing or damaged, or has the wrong number of results.
         StateError: (with `output`) the folder's results belong to other data or settings. The error names both. brimful

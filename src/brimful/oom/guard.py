@@ -48,19 +48,19 @@ def oom_guard(
             and the share of a part. The step may return the loss *before* it was multiplied. It may be called again for
             the same samples, and must not change the batch. If it ignores `scale`, a batch in two parts gives twice the
             gradients, and nothing shows it.
-        parameters: the parameters that `step` gives gradients to. Out of memory, their gradients go back to the values
-            from before the step. None: the step has no backward. A step with backward then runs again only while
-            nothing has a gradient.
+        parameters: the parameters that `step` gives gradients to. If memory runs out, the guard sets their gradients
+            back to the values from before the step. None: the step has no backward. If it has one, the guard can run it
+            again only while no tensor has a gradient.
         weigh: the weight of a part, to match the way in which `step` averages its loss. "tokens": the number of labels
             other than -100. "next_tokens": the same without the first of each row, which a causal model does not
             predict. "samples": the number of samples. "sum": every scale is 1.0. Use it if the loss is a sum, or is
             divided by a number of the whole batch (`bf.token_mean` with num_items_in_batch). A function: takes a batch
             or a part of one, and returns its weight. "auto": "tokens" if the batch has `labels`, also inside of
-            mappings and in a list of samples, else "samples". A tuple that may have labels without a name is refused.
-            If the batch has `shift_labels`, all of these are counted.
+            mappings and in a list of samples, else "samples". In a tuple, labels may have no name. The guard then
+            refuses the batch. If the batch has `shift_labels`, the guard counts all of these.
         distributed: how gradients are reduced, at a world size above 1. "ddp": steps run under `no_sync()`, and you
             reduce the gradients once, after the guard. Each rank splits by itself. "fsdp": each forward gathers the
-            parameters from all ranks, so they agree on the number of parts before each step (a collective of some
+            parameters from all ranks. So before each step, the ranks agree on the number of parts (a collective of some
             bytes). If a step still runs out of memory, it is an error, because the other ranks wait in a collective.
             Save the state, and start again with it.
         unfit: the reaction to a sample that does not fit alone. "raise" raises an error. "skip" counts and logs the
