@@ -183,7 +183,7 @@ class Folder(ABC):
         if not self.manifest.files:
             return pa.schema([])
         found, name = self.first_schema(), self.manifest.files[0].name
-        if lost := self.manifest.lengths.keys() - found.names:
+        if lost := self.manifest.columns.keys() - found.names:
             raise DataError(
                 f"{self.path}: {name} is damaged: it has the columns {', '.join(found.names)}, and the manifest says "
                 f"{min(lost)!r}; `brimful verify` says what else"
