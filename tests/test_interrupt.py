@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from random import Random
-from types import FrameType
+from types import FrameType, GeneratorType
 from typing import Any
 
 import pytest
@@ -42,6 +42,7 @@ unheard = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWa
 """One that comes inside of a weak reference's callback is lost, to Python itself."""
 PLACES, MOMENTS = 20, times(12, 1_000)
 NEXT = ResumableIterator.__next__.__code__
+START = threading.Thread.start.__code__
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,7 @@ class Interrupt:
     def __init__(self, place: int, by_lines: bool) -> None:
         self.left, self.by_lines, self.where = place, by_lines, ""
         self.handing_out: list[int] = []  # places, counted down, where an item is handed out
+        self.starting: list[int] = []  # where a thread is started, which no consumer does
         self.raised: KeyboardInterrupt | None = None
 
     def next(self, it: Iterator[Any]) -> Any:
@@ -99,6 +101,8 @@ class Interrupt:
         self.left -= 1
         if code is NEXT and linecache.getline(code.co_filename, frame.f_lineno).strip() == "return item":
             self.handing_out.append(self.left)
+        if code is START:
+            self.starting.append(self.left)
         if self.left == 0:
             self._end()
             self.where = f"{event} in {code.co_filename}:{frame.f_lineno} ({code.co_name})"
@@ -129,7 +133,7 @@ def some_places(make: Callable[[], Any], by_lines: bool) -> list[int]:
     if SOAK:
         return list(range(1, count + 1))
     places = Random(1)
-    items = [sys.maxsize - left for left in counting.handing_out[:2]]
+    items = [sys.maxsize - left for left in counting.handing_out[:2] + counting.starting[:12]]
     return [
         *items,
         *places.choices(range(1, first + 1), k=PLACES),
@@ -143,10 +147,16 @@ def some_places(make: Callable[[], Any], by_lines: bool) -> list[int]:
 def test_a_ctrl_c_at_any_place_loses_no_item_no_state_and_no_thread(
     make: Any, by_lines: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost: list[
-        BaseException | None
-    ] = []  # inside of a generator that Python itself closes, as nobody holds it any more
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: lost.append(unraisable.exc_value))
+    lost: list[BaseException | None] = []  # in a generator that Python closes, as nobody holds it any more
+    told = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if isinstance(unraisable.object, GeneratorType):
+            lost.append(unraisable.exc_value)
+        else:
+            told(unraisable)
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
     expected = list(make().iter())
     came = 0
     for place in some_places(make, by_lines):

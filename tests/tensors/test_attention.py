@@ -419,6 +419,7 @@ def test_segments_are_numbered_in_each_row_for_convolutions_and_state_spaces() -
     batch = next(iter(bf.from_sequence([{"input_ids": [1] * n} for n in (3, 2, 4, 1, 6)]).pack(7, rows=3)))
     numbers, ids = batch["seq_idx"], batch["segment_ids"]
     assert numbers.dtype == torch.int32
+    assert (ids[:, 0] == 1).all()
     assert (numbers[ids > 0] == ids[ids > 0] - 1).all()
     assert (numbers[ids == 0] == ids.amax(1, keepdim=True).expand_as(ids)[ids == 0]).all(), "padding is the last one"
     assert bf.attention.padding_free(batch)["seq_idx"] is numbers
