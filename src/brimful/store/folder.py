@@ -182,13 +182,21 @@ class Folder(ABC):
         """All columns; none of a store without a row of which the chain did not say them."""
         if not self.manifest.files:
             return pa.schema([])
-        found, name = self.first_schema(), self.manifest.files[0].name
-        if lost := self.manifest.columns.keys() - found.names:
+        found = self.first_schema()
+        self.check_columns(found, self.manifest.files[0])
+        return found
+
+    def check_columns(self, schema: pa.Schema, file: SideFile) -> None:
+        """Refuses a file that lacks a column.
+
+        Raises:
+            DataError: naming the file, its columns, and one that the manifest says it has.
+        """
+        if lost := self.manifest.columns.keys() - schema.names:
             raise DataError(
-                f"{self.path}: {name} is damaged: it has the columns {', '.join(found.names)}, and the manifest says "
+                f"{self.path}: {file.name} is damaged: it has the columns {', '.join(schema.names)}, and the manifest says "
                 f"{min(lost)!r}; `brimful verify` says what else"
             )
-        return found
 
     @once
     def list_columns(self) -> frozenset[str]:
