@@ -264,8 +264,7 @@ def widths(lengths: IntArray) -> IntArray:
 
 def joined(batches: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
     """The numbers of all batches, one after another, and where each begins, and the last one ends."""
-    bounds = np.zeros(len(batches) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, batches), np.int64, len(batches)), out=bounds[1:])
+    bounds = np.cumsum([0, *map(len, batches)], dtype=np.int64)
     return np.concatenate(batches) if batches else np.zeros(0, np.int64), bounds
 
 

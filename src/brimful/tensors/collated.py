@@ -98,8 +98,11 @@ class Collated(Stage[Any]):
             from brimful.tensors.loss import weighed
 
             known = {"num_items_in_batch": batch.num_labels, "num_items_on_rank": batch.num_labels_here}
-            found = {name: self._num_items(labels, columns) for name, labels in known.items() if labels is not None}
-            counts = {name: count for name, count in found.items() if count is not None}
+            counts = {
+                name: count
+                for name, labels in known.items()
+                if labels is not None and (count := self._num_items(labels, columns)) is not None
+            }
             if "num_items_in_batch" in counts:
                 self.layout.check_labels(batch, item, columns)
             item = weighed(item, batch.weight, batch.ends_step, columns, counts)

@@ -61,9 +61,7 @@ class ColumnType(NamedTuple):
 
     def tensor(self, values: NDArray[Any]) -> torch.Tensor:
         """Values that are padded, or that need no padding."""
-        if values.dtype != self.made:
-            return self.copied(values)
-        tensor = torch.from_numpy(values)
+        tensor = torch.from_numpy(values if values.dtype == self.made else values.astype(self.made))
         return tensor if tensor.dtype is self.wanted else tensor.to(self.wanted)
 
     def copied(self, values: NDArray[Any]) -> torch.Tensor:
