@@ -89,7 +89,7 @@ def test_samples_longer_than_the_budget_are_counted_and_planned_as_if_cut(length
 
 def test_steps_are_of_batches_of_the_size_that_was_given(lengths: Path) -> None:
     sentence = document(lengths)["advice"][-1]["sentence"]
-    assert "4 batches of 16,384 tokens each, as given, make an optimizer step of 65,536" in sentence
+    assert "each optimizer step has 4 batches of 16,384 tokens" in sentence
 
 
 def test_a_store_is_reported_without_reading_its_tokens(corpus: Corpus, tmp_path: Path) -> None:
@@ -164,12 +164,13 @@ def test_table_says_what_the_document_says_in_80_columns(lengths: Path) -> None:
     flat = " ".join(result.stdout.split())
     places = [flat.index(words) for words in (*(one["sentence"] for one in found["advice"]), "policy window padding")]
     assert places == sorted(places), "advice comes first, then the tables"
-    assert "B L (1 + L / (6 x width)) for a batch of B rows padded to L" in flat
-    assert "At 30 s a shape 8 take 4 min" in flat
+    assert "A batch of B rows padded to L costs B L (1 + L / (6 x 768))" in flat
+    assert "At 30 s a shape, 8 shapes take 4 min" in flat
     assert (
-        'least padding: dataset.batch(bf.TokenBudget(16_384, planner="least_padding", step_cost=0.05)). --json' in flat
+        'least padding is dataset.batch(bf.TokenBudget(16_384, planner="least_padding", step_cost=0.05)). --json'
+        in flat
     )
-    assert "-: there are too few batches for a step of so many ranks, or they keep the order of arrival" in flat
+    assert "- means too few batches for a step of so many ranks, or batches in order of arrival" in flat
 
 
 def test_many_files_are_named_in_short(lengths: Path) -> None:

@@ -445,9 +445,9 @@ def _to_train(steps: Outcome, budget: Outcome, random: Outcome, place: int, max_
         return ()
     left = steps.between[BATCHES_A_STEP.index(STEP)]
     why = (
-        f"{STEP} batches of {max_tokens:,} tokens each, as given, make an optimizer step of {STEP * max_tokens:,}; "
-        f"{percent(steps.padding)} padding, and {percent(left)} of the variance of lengths between optimizer steps, as random "
-        f"batches have {percent(random.between[0])}, and steps of one batch {percent(budget.between[0])}"
+        f"each optimizer step has {STEP} batches of {max_tokens:,} tokens. Padding is {percent(steps.padding)}. "
+        f"{percent(left)} of the variance of lengths lies between steps, against {percent(random.between[0])} of random "
+        f"batches and {percent(budget.between[0])} of steps of one batch"
     )
     return (Advice("If you train, ", steps.code.removeprefix("dataset."), why, steps.code, place),)
 

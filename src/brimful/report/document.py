@@ -189,30 +189,34 @@ def notes(report: Report) -> dict[str, str]:
     settings = report.settings
     limit = duration(RECOMPILE_LIMIT * settings.compile_seconds)
     most = max(report.outcomes, key=lambda outcome: outcome.shapes)
-    worst = f", {most.shapes:,} take {duration(most.shapes * settings.compile_seconds)}"
+    worst = (
+        f" and {most.shapes:,} take {duration(most.shapes * settings.compile_seconds)}" if most.too_many_shapes else ""
+    )
     fewest_slots = next(outcome.code for outcome in report.outcomes if outcome.name == "least padding")
     return {
-        "policy": f"least padding: {fewest_slots}. --json has the call of each.",
-        "window": "samples sorted together, in order of arrival; auto is what the loader takes for 1 % padding.",
-        "tokens/batch": f"real ones; --max-tokens {settings.max_tokens:,} counts padding too.",
+        "policy": f"least padding is {fewest_slots}. --json has the call of each policy.",
+        "window": "brimful sorts so many samples together. auto is the window that the loader takes for 1 % padding.",
+        "tokens/batch": f"real tokens. --max-tokens {settings.max_tokens:,} counts padding too.",
         "cost": (
-            "arithmetic of an epoch, relative to the least: B L (1 + L / (6 x width)) for a batch of B rows padded to "
-            f"L, the second part attention, width {settings.hidden_size:,}; in packed rows attention within samples. "
-            "What a step costs whatever its size is not in it: fewer batches are better."
+            "the arithmetic of an epoch, relative to the least of the table. A batch of B rows padded to L costs "
+            f"B L (1 + L / (6 x {settings.hidden_size:,})). The part with L squared is attention, for a model of width "
+            f"{settings.hidden_size:,}. In packed rows it counts within samples. The fixed cost of a step is left out, so "
+            "of two policies of equal cost, the one with fewer batches is faster."
         ),
         "steps": (
-            "how much of the variance of lengths lies between optimizer steps of 1, 2, 4 or 8 such batches: of random "
-            "ones next to nothing. Steps of one length slow training down; micro_batches= deals a step to several."
+            "the share of the variance of lengths that lies between optimizer steps of 1, 2, 4 or 8 batches. Random "
+            "batches have nearly none. Steps of one length slow training down. micro_batches= gives each step several "
+            "batches, short and long."
         ),
         "ranks": (
-            "they wait for the slowest of each step. tokens: a batch takes as long as it has tokens, padding included. work: as "
-            "long as its arithmetic, as in cost. even: work again, with balance_group=8 (or 64) and "
-            f"balance_cost=bf.AttentionCost(quadratic=1 / (6 * {settings.hidden_size})). -: there are too few batches for a step "
-            "of so many ranks, or they keep the order of arrival, which nothing balances."
+            "the share of time that ranks wait for the slowest rank of each step. tokens: a batch takes as long as its "
+            "tokens, padding included. work: it takes as long as its arithmetic (see cost). even: work again, with "
+            f"balance_group=8 (or 64) and balance_cost=bf.AttentionCost(quadratic=1 / (6 * {settings.hidden_size})). "
+            "- means too few batches for a step of so many ranks, or batches in order of arrival, which are not balanced."
         ),
         "shapes": (
-            f"* more than {RECOMPILE_LIMIT}: torch.compile(dynamic=False) gives up there (recompile_limit) and runs "
-            "eagerly; eager or dynamic=True runs take any number. "
-            f"At {settings.compile_seconds:g} s a shape {RECOMPILE_LIMIT} take {limit}{worst if most.too_many_shapes else ''}."
+            f"* marks more than {RECOMPILE_LIMIT} shapes. torch.compile(dynamic=False) gives up there (recompile_limit) and "
+            "runs eagerly. Eager code and dynamic=True run any number of shapes. "
+            f"At {settings.compile_seconds:g} s a shape, {RECOMPILE_LIMIT} shapes take {limit}{worst}."
         ),
     }
