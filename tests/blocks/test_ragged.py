@@ -147,7 +147,9 @@ def test_a_list_column_is_made_of_flat_values_offsets_and_nulls(values: list[lis
     made.validate(full=True)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint64", "float16", "float64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "int16", "int64", "uint8", "uint64", "float16", "float32", "float64", "bool"]
+)
 def test_numbers_go_to_arrow_and_back(dtype: str) -> None:
     values = np.array([0, 1, 1, 0, 1]).astype(dtype)
     assert numpy_of(array_of(values)).tolist() == values.tolist()

@@ -14,7 +14,7 @@ import torch
 
 import brimful as bf
 from brimful.batching.batch import Batch
-from brimful.blocks.ragged import ragged
+from brimful.blocks.ragged import dtype_of, ragged
 from brimful.store import local
 from brimful.store.index import StoreIndex
 from tests.store.stores import store_of
@@ -27,7 +27,7 @@ def columns(kinds: dict[str, pa.DataType]) -> pa.RecordBatch:
     offsets = np.concatenate(([0], np.cumsum(LENGTHS)))
     arrays = []
     for kind in kinds.values():
-        values = pa.array(DRAW.integers(0, 100, offsets[-1]).astype(kind.value_type.to_pandas_dtype()))
+        values = pa.array(DRAW.integers(0, 100, offsets[-1]).astype(dtype_of(kind.value_type)))
         whole, narrow = pa.LargeListArray, pa.ListArray
         made = whole if pa.types.is_large_list(kind) else narrow
         arrays.append(made.from_arrays(pa.array(offsets, pa.int64() if made is whole else pa.int32()), values))

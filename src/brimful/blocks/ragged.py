@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from brimful.core.errors import HIDDEN, ORIGIN, DataError, where
 
 _INT32_MAX: Final = 2**31 - 1
+_NUMBERS: Final = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+_DTYPES: Final = {pa.from_numpy_dtype(dtype).id: dtype for dtype in (*_NUMBERS, *map(np.dtype, ("f2", "f4", "f8")))}
 LABELS: Final = "labels"
 SHIFTED: Final = "shift_labels"
 MASK: Final = "attention_mask"
@@ -72,7 +74,7 @@ def loss_labels(names: Collection[str]) -> str | None:
     >>> loss_labels(["labels", "shift_labels"]), loss_labels(["chosen_labels", "labels"]), loss_labels(["chosen_labels"])
     ('shift_labels', 'labels', None)
     """
-    return next((name for name in (SHIFTED, LABELS) if name in names), None)
+    return SHIFTED if SHIFTED in names else LABELS if LABELS in names else None  # torch 2.6 compiles no next(..., None)
 
 
 def is_ragged(kind: pa.DataType) -> bool:
@@ -186,6 +188,11 @@ def no_column(column: str, names: Iterable[str], place: str, remedy: str = "") -
     return DataError(f"there is no column {column!r} (columns: {', '.join(names) or 'none'}; {place}){remedy}")
 
 
+def dtype_of(kind: pa.DataType) -> np.dtype[Any]:
+    """The numpy dtype of a type of numbers. `to_pandas_dtype` of pyarrow 24 fails where pandas is not installed."""
+    return _DTYPES[kind.id]
+
+
 def numpy_of(values: pa.Array) -> NDArray[Any]:
     """Values without a null as a numpy array; numbers without a copy. Values of the type null become int64.
 
@@ -195,7 +202,7 @@ def numpy_of(values: pa.Array) -> NDArray[Any]:
         bits = np.frombuffer(values.buffers()[1] or b"", np.uint8)
         return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(np.bool_)
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-        dtype, memory = np.dtype(values.type.to_pandas_dtype()), values.buffers()[1]
+        dtype, memory = dtype_of(values.type), values.buffers()[1]
         if memory is None or not len(values):
             return np.zeros(0, dtype)
         return np.frombuffer(memory, dtype, len(values), values.offset * dtype.itemsize)

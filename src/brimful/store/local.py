@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import concat, distinct, list_array, numpy_of, offsets_of, runs
+from brimful.blocks.ragged import concat, distinct, dtype_of, list_array, numpy_of, offsets_of, runs
 from brimful.core.errors import DataError
 from brimful.core.once import once
 from brimful.index.index import RowSpans
@@ -116,7 +116,7 @@ class LocalFolder(Folder):
     ) -> RowSpans | None:
         """The values of ascending rows, `sizes` of them in each record batch, in copies of all pieces of 64 bytes, as memory is
         aligned, that hold some. No such piece crosses the end of a page, so all that is read belongs to a file that is mapped."""
-        dtype = np.dtype(self.schema.field(name).type.value_type.to_pandas_dtype())
+        dtype = dtype_of(self.schema.field(name).type.value_type)
         known = self._buffers(name, batches.tolist())
         if known is None:
             return None
