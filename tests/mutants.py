@@ -1123,8 +1123,8 @@ MUTANTS = [
     Mutant(
         "labels are counted where the loss is taken over shifted ones",
         "blocks/ragged.py",
-        "for name in (SHIFTED, LABELS) if name in names",
-        "for name in (LABELS, SHIFTED) if name in names",
+        "return SHIFTED if SHIFTED in names else LABELS if LABELS in names",
+        "return LABELS if LABELS in names else SHIFTED if SHIFTED in names",
         of(
             "batching/test_micro_batches",
             "test_the_labels_that_the_loss_is_taken_over_are_counted[truncate-False-stream]",
