@@ -241,10 +241,10 @@ def page(results: list[Tried]) -> str:
 
 
 BEST: Final = {
-    AS: "keep samples apart as they are, `model(**batch)`;",
-    "by a call": "keep them apart by `model(**bf.attention.padding_free(batch, ...))` with the arguments in the table;",
-    REFUSED: "raise an error for a packed batch by themselves, most because they lack a kernel that takes boundaries;",
-    LEAKS: "let samples see each other: give them padded batches.",
+    AS: "keep samples apart with the plain call `model(**batch)`;",
+    "by a call": "keep samples apart with `model(**bf.attention.padding_free(batch, ...))` and the arguments in the table;",
+    REFUSED: "raise an error for a packed batch, most of them because the kernel `causal_conv1d` is not installed;",
+    LEAKS: "let samples see each other: give these models padded batches.",
 }
 
 
@@ -257,46 +257,51 @@ def _best(one: Tried) -> str:
 
 HEAD: Final = """# Which models keep the samples of a packed row apart
 
-A packed row holds several samples end to end. The model decides whether one sample sees another. `make isolation`
-writes this page. For each causal and encoder architecture of transformers {version}, it makes a small model with random
-weights, on a CPU. It changes one sample and compares all others. Then it changes the padding. Last, it compares each
-sample with a run of this sample alone.
+A packed row holds several samples end to end. The model decides whether one sample sees another.
+
+`make isolation` writes this page. For each causal and encoder architecture of transformers {version}, it makes a small model
+with random weights, on a CPU. The test changes one sample, and checks whether the output for any other sample changes. Then
+the test changes the padding. Last, the test compares each sample with a run of this sample alone.
 
 This run tried {made} of {of} architectures:
 
 {counts}
 
-Each architecture counts with its best kernel. In {leaking} of the {made} architectures, at least one kernel lets samples see
-each other with `model(**batch)`. The run then gave packed rows to each of these through
-`trainer_class`, which raised an error every time.
+The list counts each architecture once, with the best result of its three attention kernels (SDPA, eager, FlexAttention).
+With the plain call `model(**batch)`, samples see each other by at least one kernel in {leaking} of the {made} architectures. The
+run also gave packed rows to `trainer_class` with each of these models and kernels. `trainer_class` raised an error every time.
 
-FlexAttention runs uncompiled here. No kernels for convolutions and state spaces are installed. A model may differ if it has other
-settings than its type's default, another kernel, or code of your own. Test yours with the call that your step makes:
+In this run, FlexAttention was not compiled, and no kernels for convolutions and state spaces were installed. Your model may
+give another result if it has another kernel, changed code, or settings that are not the defaults of its type. Test your model
+with the call that your training step makes:
 
 ```py
 bf.testing.assert_isolated(model)  # model(**batch)
 bf.testing.assert_isolated(model, bf.attention.padding_free(batch, keep_apart="mask"))
 ```
 
-An error names the first layer at which samples meet. `trainer_class`, Lightning's callback, `prepare` for Accelerate and
-`warm_up` check the first packed batch by themselves. They try a small instance of your model's own configuration, and raise
-an error if it leaks.
+An error names the first layer at which samples see each other. `trainer_class`, Lightning's callback, brimful's `prepare` for
+Accelerate and `warm_up` check the first packed batch for you. They make a small model with the configuration of your model,
+and raise an error if samples see each other in the small model.
 
-The words of the table:
+The words in the table:
 
-- *as it is*: `model(**batch)`.
-- *keep_apart, causal, position_offset*: `model(**bf.attention.padding_free(batch, ...))` with these
-  arguments. Give it the `attn_implementation` of the model, too.
-- *refused*: the model itself raises an error. *leaks*: none of these calls keeps samples apart. *-*: no small model has this
-  kernel.
-- *layer*: the first layer at which the samples of `model(**batch)` meet, or the model's error.
-- *padded*: whether real tokens of padded batches see padding.
+- *as it is*: `model(**batch)` keeps samples apart.
+- *keep_apart, causal, position_offset*: `model(**bf.attention.padding_free(batch, ...))` keeps samples apart with these
+  arguments. Also pass the model's `attn_implementation` to `padding_free`.
+- *refused*: the model raises an error for a packed batch.
+- *leaks*: samples see each other with `model(**batch)` and with each call of `padding_free` that was tried.
+- *-*: no result, because the run could not make or run a small model with this kernel.
+- *layer, or error*: the first layer at which samples see each other with `model(**batch)`, or the error of the model.
+- *padded*: the result for a padded batch with `model(**batch)`. *isolated*: no real token sees padding.
+  *padding: convolution* and *padding: attention*: real tokens see padding, through a layer of this kind.
+  *padding: unknown*: real tokens see padding, and the test does not know the kind of the layer.
 
 | architecture | SDPA | eager | FlexAttention | layer, or error | padded |
 |---|---|---|---|---|---|
 {rows}
 
-No small model of these architectures could be made and run:
+For these architectures, the run could not make or run a small model:
 
 {missing}
 """
