@@ -66,7 +66,7 @@ def small_instance(
             with torch.device("meta"):
                 size = sum(one.numel() for one in kind(copy.deepcopy(small)).parameters())
             if size > MOST_PARAMETERS:
-                raise ValueError(f"{size:,} parameters")
+                raise ValueError(f"the small model has {size:,} parameters, too many to try")
             with torch.device("cpu"):
                 model = kind(small).eval()
             _widen(model)
