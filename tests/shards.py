@@ -62,6 +62,9 @@ class Memory(Bytes):
     def fill(self, buffer: memoryview) -> int:
         return self._data.readinto(buffer)
 
+    def compare(self) -> None:
+        """Nothing can change these bytes."""
+
     def seekable(self) -> bool:
         return not self._forward_only
 
