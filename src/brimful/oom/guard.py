@@ -6,7 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -233,9 +233,13 @@ def _bytes(gradient: Tensor) -> int:
     return gradient.nbytes
 
 
+_IMMORTAL: Final = 1_000
+"""Python 3.12 counts some 400 of its own objects as frozen. `gc.freeze` freezes 5,000 at the least: those of a bare Python."""
+
+
 def _some_gradient() -> bool:
     """Whether any tensor in this process may have a gradient. Price: a look at every object, .1 to 1 s."""
-    if gc.get_freeze_count():  # of what `gc.freeze` has put aside nothing is shown
+    if gc.get_freeze_count() > _IMMORTAL:  # of what `gc.freeze` has put aside nothing is shown
         return True
     gc.collect()  # a model of before, in a cycle of references, says nothing
     tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
