@@ -269,8 +269,9 @@ This run tried {made} of {of} architectures:
 
 The list counts each architecture once, with the best result of its three attention kernels (SDPA, eager, FlexAttention).
 In {leaking} of the {made} architectures, samples see each other if you use the plain call `model(**batch)` with at least one of the
-three kernels. Some of these also count above, because another kernel or call keeps their samples apart. The run also passed
-packed rows to `trainer_class` with each of these leaking models and kernels. `trainer_class` raised an error every time.
+three kernels. For many of them, another kernel or
+call keeps samples apart: see the table. The run also passed packed rows to `trainer_class` with each of these leaking models
+and kernels. `trainer_class` raised an error every time.
 
 In this run, FlexAttention was not compiled, and no kernels for convolutions and state spaces were installed. Your model may
 give another result if it has another kernel, changed code, or settings that are not the defaults of its type. Test your model
