@@ -147,7 +147,9 @@ def tried(kind: str, name: str) -> Tried:
             words = min(LEAST_VOCABULARY, vocabulary_of(model))
             padded = of_padded(model, words) if padded == NONE else padded
             if not sees_itself(model, words):
-                raise ValueError("on this machine, no token of this model sees any other token")
+                raise ValueError(
+                    "on this machine, no token of this model sees any other token, so the test would show nothing"
+                )
         except Exception as error:
             problem = _said(error) if "attention implementation" not in str(error) else problem
             continue
@@ -268,10 +270,9 @@ This run tried {made} of {of} architectures:
 {counts}
 
 The list counts each architecture once, with the best result of its three attention kernels (SDPA, eager, FlexAttention).
-In {leaking} of the {made} architectures, samples see each other if you use the plain call `model(**batch)` with at least one of the
-three kernels. For many of them, another kernel or
-call keeps samples apart: see the table. The run also passed packed rows to `trainer_class` with each of these leaking models
-and kernels. `trainer_class` raised an error every time.
+In {leaking} of the {made} architectures, samples see each other if you use the plain call `model(**batch)` with at least
+one of the three kernels. For many of these, another kernel or another call keeps samples apart: see the table. The run also
+passed packed rows to `trainer_class` with each of these leaking models and kernels. `trainer_class` raised an error every time.
 
 In this run, FlexAttention was not compiled, and no kernels for convolutions and state spaces were installed. Your model may
 give another result if it has another kernel, changed code, or settings that are not the defaults of its type. Test your model
