@@ -186,6 +186,8 @@ class Dataset:
     def stream(self) -> Dataset:
         """The same samples as a stream, for methods that indexed data refuse.
 
+        To make a mixture a stream, use `stream()` of data that repeat, or `stream().take(len(data))` of data that end.
+
         >>> import brimful as bf
         >>> mixed = bf.interleave_datasets([bf.from_sequence(["a", "b"]), bf.from_sequence(["c"])])
         >>> list(mixed.stream().filter(lambda sample: sample["text"] != "a"))
