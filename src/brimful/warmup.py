@@ -192,7 +192,8 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
                         raise ValueError(
                             f"collate_fn={name_of(layout.collate_fn)} makes tensors of {one} and {other} of two batches that "
                             f"are both planned as (rows, tokens) {shape}. Have it pad to the smallest bucket that holds its "
-                            "longest sample, and fill up the rows with copies of weight 0"
+                            "longest sample, and fill up the rows with copies of weight 0. If __getitem__ changes the length of "
+                            "a sample at random, return the planned length with the sample, and choose the bucket by that"
                         )
                 yield same[-1]
 

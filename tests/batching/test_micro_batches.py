@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -137,6 +138,28 @@ def test_windows_of_steps_have_samples_of_two(data: Callable[[], bf.Dataset]) ->
         indexed().batch_by(32, len, micro_batches=4, window="steps")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"window must be a number of rows, 'auto' or 'steps' \(got 'all'\)"):
         indexed().batch_by_tokens(1024, window="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("window", ["steps", 300])
+def test_a_state_of_other_steps_says_that_windows_change_with_the_next_epoch(
+    window: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ids(batch: Any) -> Any:
+        return batch["input_ids"].tolist()
+
+    four, two = (indexed().batch_by_tokens(256 * number, micro_batches=number, window=window) for number in (4, 2))
+    with four.iter() as it:
+        list(islice(it, 40))
+        state, rest = it.state_dict(), list(map(ids, it))
+    assert list(map(ids, four.iter(state))) == rest
+    assert not caplog.records
+    assert list(map(ids, two.iter(state))) == rest
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == (window == "steps"), messages
+    for message in messages:
+        assert re.search(
+            r"goes on with windows of (\d+) samples.*windows have \d+ samples.* say window=\1$", message
+        ), message
 
 
 def test_one_micro_batch_is_the_same_as_none() -> None:

@@ -732,7 +732,7 @@ def test_a_stratified_state_of_the_first_release_is_refused_with_the_way_on() ->
     saved = bf.BatchSampler([3] * 50, bf.FixedSize(4), shuffle_batches=True)
     first = next(iter(saved))
     state = saved.state_dict(batches_consumed=1)
-    with pytest.raises(bf.StateError, match=r"BatchSampler of 1\.0\.0rc1 .* say shuffle_batches=True"):
+    with pytest.raises(bf.StateError, match=r"BatchSampler of 1\.0\.0rc1 .* go on with True"):
         bf.BatchSampler([3] * 50, bf.FixedSize(4), shuffle_batches="stratified").load_state_dict(state)
     again = bf.BatchSampler([3] * 50, bf.FixedSize(4), shuffle_batches=True)
     again.load_state_dict(state)

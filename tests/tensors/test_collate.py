@@ -923,6 +923,19 @@ def test_a_float_that_its_type_does_not_hold_is_an_error() -> None:
         next(iter(data.batch(2, dtypes={"score": "float16"})))
 
 
+@pytest.mark.parametrize("rows", [True, False])
+def test_slots_of_a_collate_fn_count_as_they_are_planned(rows: bool) -> None:
+    lengths = [1, 9]
+    if rows:
+        data: bf.Dataset = bf.from_sequence([{"input_ids": [1] * n} for n in lengths])
+        batches = data.batch(2, collate_fn=len)
+    else:
+        batches = bf.from_dataset(["a", "b" * 9], lengths=lengths, collate_fn=len).batch(2)
+    with batches.iter() as it:
+        list(it)
+        assert (it.stats.tokens, it.stats.slots, it.stats.padding) == (10, 18, pytest.approx(8 / 18))
+
+
 def test_what_a_collate_fn_raises_names_itself_and_the_place() -> None:
     def wrong(samples: list[dict[str, Any]]) -> None:
         raise KeyError("x")

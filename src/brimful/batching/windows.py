@@ -20,6 +20,7 @@ from brimful.blocks.blocks import Block, check_replay, visible
 from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, fingerprint, token_counts, unmasked
 from brimful.blocks.texts import TokenizedText, texts_in
+from brimful.core.errors import warn_once
 from brimful.core.once import once
 from brimful.core.repeat import Waiting, endless, passed
 from brimful.core.stage import END, Stage, State, running, runtime
@@ -214,6 +215,15 @@ class Planned(Windowed):
         index, count = self._index, self.upstream.count
         if count == 0:
             return
+        if self.batches is not None and not self.size and size != self._judged:
+            warn_once(
+                "this epoch goes on with windows of %s samples, as it began. From the next epoch on, windows have %s samples, so "
+                "the order of the batches differs from that of the run before. window='steps' follows micro_batches, and 'auto' "
+                "does not: to keep the order, say window=%s",
+                f"{size:,}",
+                f"{self._judged:,}",
+                size,
+            )
         rows = self.upstream.order(epoch)
         first = number * size
         while first != count:

@@ -417,9 +417,10 @@ _REMEDIES: Final = {
     "a mixture of streams": "a state cannot turn one into the other: go on with the streams. Where data do not repeat, that "
     "needs stream().take(n), as stream() alone leaves a mixture indexed",
     "weights": "go on with the weights that saved it, or with these all the same by allow={'weights'}",
-    "shuffle_batches": "use the pipeline that saved it. With micro_batches, or with balance_cost over streams, True means "
-    "'stratified': without them, say shuffle_batches='stratified'. A BatchSampler of 1.0.0rc1 gave the order of True for both: "
-    "to go on with its state, say shuffle_batches=True",
+    "shuffle_batches": "say shuffle_batches={saved}. True means 'stratified' with micro_batches of 2 or more, and with "
+    "balance_cost over streams; else it means a random order, which fits only a run without them. Start a run whose "
+    "micro_batches may change with 'stratified'. (A BatchSampler of 1.0.0rc1 gave the order of True for both: go on with True)",
+    "window": "use the pipeline that saved it. A state calls window='steps' 'auto', too",
 }
 """The remedy for a setting that differs, by its name."""
 
@@ -466,7 +467,7 @@ def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> 
     """
     found = header_difference(saved, ours, allow)
     if found is not None:
-        remedy = _REMEDIES.get(found.kind, "use the pipeline that saved it")
+        remedy = _REMEDIES.get(found.kind, "use the pipeline that saved it").replace("{saved}", found.saved)
         if found.name.startswith(_DIVIDED):
             remedy += ". micro_batches=k counts here too: each of the k batches has a k-th of the size that you gave"
         raise StateError(
@@ -486,6 +487,8 @@ def header_difference(
     if saved == ours:
         return None
     here = Difference(path or "pipeline", kind, _brief(saved), _brief(ours))
+    if isinstance(saved, str) and isinstance(ours, str) and saved[-19:-17] == " (" and saved[:-17] == ours[:-17]:
+        here = here._replace(ours=f"{here.ours} (as many tokens, but other rules, special tokens or padding)")
     if kind == "length_column" and None in (saved, ours):  # interleave_datasets has none where it goes by samples
         units = ("'samples'" if value is None else "'tokens'" for value in (saved, ours))
         here = Difference(path.removesuffix(kind) + "by", "by", *units)

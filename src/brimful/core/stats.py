@@ -41,7 +41,8 @@ class Stats(Mapping[str, Any]):
 
     These count what the consumer took: `batches`, `samples`, `tokens`, `slots` (positions of the padded tensors),
     `fill` (tokens / slots), `padding` (1 - fill) and `num_shapes` (distinct shapes of the batches). A copy without
-    weight (static shapes, fillers) counts only its slots.
+    weight (static shapes, fillers) counts only its slots. Slots of a `collate_fn` count as they are planned, unless its
+    batch holds the length column.
 
     `seconds` is the time from the first call of `next` to the end of the last one. The consumer waited for
     `seconds_waited` of these, and for `seconds_to_first` for the first item. `stall_share` is the share of waiting.

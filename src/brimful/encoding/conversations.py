@@ -194,8 +194,8 @@ def _slots(tokenizer: Any, turn: Turn, ids: dict[str, NDArray[np.int32]], tokens
             at = next((at for at, pair in enumerate(zip(own, beginning)) if pair[0] != pair[1]), len(own))
             raise DataError(
                 f"what the assistant says in message {turn.message} cannot be told: a token lies across its border (token "
-                f"{at:,} is {own[at : at + 1].tolist()} in the whole text, {beginning[at : at + 1].tolist()} at that border); "
-                f"{_REMEDY}"
+                f"{at:,} is {own[at : at + 1].tolist()} in the whole text, {beginning[at : at + 1].tolist()} at that border). "
+                f"If the prompt ends in a space, leave this space out of the tokenizer's chat_template; or {_REMEDY}"
             )
     special = np.flatnonzero(np.isin(upto[len(before) :], tokenizer.all_special_ids))
     end = len(upto)

@@ -234,8 +234,8 @@ def map_batches_in_order(
     folder = ResultFolder(Path(output).expanduser(), settings)
     try:
         done = run.write(folder)
-    except KeyboardInterrupt:
-        logger.warning("interrupted: the same call goes on behind the last window that was written, in %s", folder.path)
+    except KeyboardInterrupt as error:
+        error.add_note(f"To continue, run the same call again. It goes on after the last window in {folder.path}")
         raise
     crc = crc32(json.dumps([settings, done.digest, done.runs]).encode())
     return IndexedDataset(FromSequence(ResultIndex(folder.path, done.runs, crc), shuffle=False, seed=42))

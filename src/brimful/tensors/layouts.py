@@ -141,7 +141,7 @@ class Layout(ABC):
     def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
         """The shape that a compiler sees, and how many slots for tokens there are."""
         shape = batch.plan.shapes[batch.place]
-        return shape, shape[0] * sum(shape[1:]) if columns.given else 0
+        return shape, shape[0] * sum(shape[1:]) if columns.given or batch.num_tokens else 0
 
     def unpadded(self) -> Layout | None:
         """The same, padded where it arrives; None where that cannot be."""
