@@ -270,9 +270,9 @@ This run tried {made} of {of} architectures:
 {counts}
 
 The list counts each architecture once, with the best result of its three attention kernels (SDPA, eager, FlexAttention).
-In {leaking} of the {made} architectures, samples see each other if you use the plain call `model(**batch)` with at least
-one of the three kernels. For many of these, another kernel or another call keeps samples apart: see the table. The run also
-passed packed rows to `trainer_class` with each of these leaking models and kernels. `trainer_class` raised an error every time.
+{leaking} of the {made} architectures leak with the plain call on at least one kernel. Many of these are in the first two groups,
+because another kernel or call keeps their samples apart. The run also passed packed
+rows to `trainer_class` with each of these leaking models and kernels. `trainer_class` raised an error every time.
 
 In this run, FlexAttention was not compiled, and no kernels for convolutions and state spaces were installed. Your model may
 give another result if it has another kernel, changed code, or settings that are not the defaults of its type. Test your model
@@ -284,8 +284,8 @@ bf.testing.assert_isolated(model, bf.attention.padding_free(batch, keep_apart="m
 ```
 
 An error names the first layer at which samples see each other. `trainer_class`, Lightning's callback, brimful's `prepare` for
-Accelerate and `warm_up` check the first packed batch for you. They make a small model with the configuration of your model,
-and raise an error if samples see each other in the small model.
+Accelerate and `warm_up` check the first packed batch for you. They make a small
+model with the same kinds of layers as yours. If samples see each other in this model, you get an error.
 
 The words in the table:
 
