@@ -258,7 +258,7 @@ def test_an_overlong_sample_is_named_by_file_and_line(tmp_path: Any) -> None:
     data = bf.from_files(str(tmp_path / "a.jsonl"))
     message = (
         r"^a sample of 3 tokens \(shard a.jsonl, line 2\) cannot fit max_tokens=2; "
-        "truncate or filter it, or raise the budget; or set overlong= for such samples$"
+        "truncate or filter it, or raise the budget; or set overlong='truncate' or 'drop' for such samples$"
     )
     with pytest.raises(bf.DataError, match=message):
         list(data.batch_by_tokens(2))

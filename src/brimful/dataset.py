@@ -713,6 +713,9 @@ class Dataset:
     def take(self, n: int) -> Dataset:
         """The first n samples. A data set that repeats runs as many epochs as that needs.
 
+        Shuffled data give other samples in each epoch: its own first n. To keep the same samples, take them before you
+        shuffle (`from_store(path).take(n).shuffle(n)`), or use `train_valid_split`.
+
         Data that are read as several streams (`from_files(streams=...)`) have no order of rows. They refuse `take`,
         `skip`, `stride` and `enumerate`. Use `peek`, `filter` and `Batches.take` instead.
 
@@ -1288,7 +1291,8 @@ class IndexedDataset(Dataset):
     def __getitem__(self, number: slice) -> IndexedDataset: ...
 
     def __getitem__(self, number: int | slice) -> Sample | IndexedDataset:
-        """One sample by its number, in the order of the first epoch. A slice gives a data set.
+        """One sample by its number, in the order of the first epoch. A slice gives a data set. A slice of shuffled data
+        has other samples in each epoch: see `take`.
 
         Price: about 10 ms each time for shuffled data, because its shuffle window is put in order. To read all samples,
             iterate.

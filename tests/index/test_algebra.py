@@ -475,3 +475,15 @@ def test_a_first_sample_begins_few_epochs(count: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(FromSequence, "ordered", lambda *args: begun.append(args[2]) or ordered(*args))
     next(iter(numbered(count, repeat=True, shuffle=True).shuffle(100).stride(8, 0)))
     assert len(begun) < 1_000
+
+
+def test_what_is_taken_before_a_shuffle_is_the_same_in_each_epoch() -> None:
+    rows = [{"x": number} for number in range(300)]
+
+    def epochs(data: bf.Dataset) -> list[list[int]]:
+        loader = data.batch(10).loader()
+        return [sorted(number for batch in loader for number in batch["x"].tolist()) for _ in range(2)]
+
+    assert epochs(bf.from_sequence(rows).take(10).shuffle(10)) == [[*range(10)]] * 2
+    one, two = epochs(bf.from_sequence(rows, shuffle=True).take(10))
+    assert one != two, "each is the first ten of its own order"

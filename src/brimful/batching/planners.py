@@ -296,7 +296,9 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: i
         own = window.part(np.array([error.sample]))  # no other sample is fetched for it
         place = where(own.block, int(own.rows[0]))
         share = f" (each of the {parts} micro_batches of a step has an equal share)" if parts > 1 else ""
-        raise DataError(f"{error.located(place)}{share}; or set overlong= for such samples") from error
+        raise DataError(
+            f"{error.located(place)}{share}; or set overlong='truncate' or 'drop' for such samples"
+        ) from error
     tokens = counts.pop("dropped_tokens")
     for name, number in counts.items():
         if number:

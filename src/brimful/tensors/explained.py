@@ -27,7 +27,7 @@ class Explained(NamedTuple):
     """A sample of a batch, or a piece of one.
 
     Args:
-        number: of a stream its place in the window. Else its row before any shuffle, and after a filter, slice or split.
+        number: of a stream its place in the window. Else its row before any shuffle or slice, and after a filter or split.
         place: where it was read from: "shard a.jsonl, line 1" is the first line. "store tokens, row 0" is `from_store(path)[0]`,
             and "sequence, row 0" the first row of the list. Of a chunk it is the place of its first token.
         first: which of its tokens the piece begins with.

@@ -77,7 +77,7 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
             if "ends_step" in batch:
                 raise ValueError(
                     "the batch is part of an optimizer step (micro_batches), and has neither num_items_in_batch nor "
-                    "num_items_on_rank: brimful counts labels that the samples have. Give token_mean the labels of all "
+                    "num_items_on_rank: brimful counts labels that the samples have. Give token_mean the number of labels in all "
                     'batches of the step: batch | {"num_items_on_rank": count}'
                 )
             name = loss_labels(batch)
