@@ -291,8 +291,8 @@ The words in the table:
 
 - *as it is*: `model(**batch)` keeps samples apart.
 - *keep_apart, causal, position_offset*: `model(**bf.attention.padding_free(batch, ...))` keeps samples apart with these
-  arguments: `causal=False` for encoders, `position_offset=2` if positions begin at 2, `keep_apart="mask"` for a mask between samples. Also
-  pass the model's `attn_implementation` to `padding_free`.
+  arguments: `causal=False` for encoders, `position_offset=2` if positions begin at 2, `keep_apart="mask"` for a
+  mask between samples. Also pass the model's `attn_implementation` to `padding_free`.
 - *refused*: the model raises an error for a packed batch.
 - *leaks*: samples see each other with `model(**batch)` and with each call of `padding_free` that was tried.
 - *-*: no result, because the run could not make or run a small model with this kernel.
