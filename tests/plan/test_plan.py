@@ -192,7 +192,10 @@ def test_lengths_may_be_of_any_integer_type(dtype: type) -> None:
         ([3, -1], "lengths must not be negative (sample 1 has -1)"),
         ([[3, 1], [2, -4]], "lengths must not be negative (sample 1 has [ 2 -4])"),
         (7, "lengths must have shape (n,) or (n, 2) (got ())"),
-        ([[1, 2, 3]], "lengths must have shape (n,) or (n, 2) (got (1, 3))"),
+        (
+            [[1, 2, 3]],
+            "lengths must have shape (n,) or (n, 2) (got (1, 3)); give length_column= one column or",
+        ),
     ],
 )
 @pytest.mark.parametrize("policy", [TokenBudget(10), FixedSize(1)])

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, tried, with_origin
+from brimful.blocks.blocks import Block, as_dict, tried, with_origin
 from brimful.blocks.parallel import NOTHING, SERIAL, CallResult, Parallel, joined
 from brimful.blocks.ragged import EMPTY
 from brimful.blocks.resize import Rebatch
@@ -237,7 +237,7 @@ class SampleFunction(ByBlock[SampleResults]):
         found = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error, self.samples_of))
         counts = np.array([len(samples) for samples in found.values()], dtype=np.int64)
         parents = np.repeat(np.array([*found], dtype=np.int64), counts)
-        return SampleResults([*chain.from_iterable(found.values())], parents)
+        return SampleResults([*map(as_dict, chain.from_iterable(found.values()))], parents)
 
     def types_of(self, given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
         return types_of_results(given)

@@ -234,7 +234,8 @@ def as_lengths(lengths: ArrayLike) -> IntArray:
     """
     array = np.asarray(lengths)
     if array.ndim not in (1, 2) or array.shape[1:] not in ((), (2,)):
-        raise ValueError(f"lengths must have shape (n,) or (n, 2) (got {array.shape})")
+        wide = "; give length_column= one column or two, or call batch_by" if array.ndim == 2 else ""
+        raise ValueError(f"lengths must have shape (n,) or (n, 2) (got {array.shape}){wide}")
     if array.size and array.dtype.kind not in "iu":
         hint = "; dataset.lengths() gives those of a data set" if isinstance(array.flat[0], dict) else ""
         raise ValueError(f"lengths must be integers (got {array.dtype}){hint}")
