@@ -27,8 +27,8 @@ from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat
 from brimful.index.view import ChosenIndex, UnmaskedIndex
-from brimful.plan import Policy
-from brimful.plan.overlong import unplaceable
+from brimful.plan import OverlongError, Policy
+from brimful.plan.overlong import placeable
 from brimful.plan.window import rest_rows, window_ends, window_rows
 
 T = TypeVar("T")
@@ -71,11 +71,11 @@ def auto_rows(policy: Policy, lengths: NDArray[np.int64], batches: int | None = 
     """How many rows a window needs for 1 % padding under `policy`, or for so many batches, judged by some lengths."""
     if policy.max_length is not None and lengths.ndim == 1:
         lengths = np.minimum(lengths, policy.max_length)
-    elif len(fitting := np.delete(lengths, unplaceable(policy, lengths), axis=0)) < len(lengths):
-        if not len(fitting):
-            return len(lengths)
-        lengths = fitting
-    return window_rows(policy, lengths, batches=batches)
+    try:
+        return window_rows(policy, lengths, batches=batches)
+    except OverlongError:
+        fitting = lengths[placeable(policy, lengths)]
+    return window_rows(policy, fitting, batches=batches) if len(fitting) else len(lengths)
 
 
 @dataclass(frozen=True)
