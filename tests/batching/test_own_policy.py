@@ -132,6 +132,15 @@ def test_copies_of_a_users_static_shapes_have_no_weight() -> None:
     assert last["sample_weights"].tolist() == [1, 1, 0, 0]
 
 
+def test_samples_of_a_policy_that_packs_count_as_the_rows_that_they_are_padded_to() -> None:
+    batches = bf.from_sequence([{"input_ids": [1] * n} for n in (3, 4, 5, 2)]).batch(bf.Packed(8), window=4)
+    with batches.iter() as it:
+        shapes = [tuple(batch["input_ids"].shape) for batch in it]
+    assert sorted(shapes) == [(2, 8), (2, 8)]
+    assert (it.stats.slots, it.stats.tokens, it.stats.num_shapes) == (32, 14, 1)
+    assert batches.shapes() == {(2, 8): 2}
+
+
 def test_what_a_users_policy_refuses_is_named_with_its_place() -> None:
     policy = Made(lambda n: bf.TokenBudget(5).plan(n))
     data = bf.from_sequence([{"input_ids": [1] * n, "id": n} for n in (2, 9, 3, 7)])

@@ -135,8 +135,9 @@ class ByPolicy(BatchPlanner):
     def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
         plan = _placed(window, policy, self.overlong, self.parts)
-        shapes, static = (plan.padded_lengths, plan.padded_sizes), self.shapes() is not None
-        return PlannedBatches(window, plan.numbers, plan.bounds, *shapes, static=static, key=key)
+        rows = np.maximum(plan.padded_sizes, np.diff(plan.bounds))  # each sample has its own, also where a policy packs
+        static = self.shapes() is not None
+        return PlannedBatches(window, plan.numbers, plan.bounds, plan.padded_lengths, rows, static=static, key=key)
 
     def divided(self, parts: int) -> ByPolicy:
         return replace(self, policy=divided(self.policy, parts), parts=parts)
