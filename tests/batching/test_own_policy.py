@@ -80,7 +80,10 @@ def whole(lengths: Any, **padded: Any) -> bf.Plan:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "cuts all, as it plans half lengths": (lambda n: whole(n // 2), "is padded to 2 tokens, and its longest sample has 4"),
+    "cuts all, as it plans half lengths": (
+        lambda n: whole(n // 2),
+        "is padded to 2 tokens, and its longest sample has 4",
+    ),
     "cuts one": (lambda n: whole(n, padded_lengths=[3]), "is padded to 3 tokens, and its longest sample has 4"),
     "forgets two": (lambda n: whole(n[:-2]), "is in 0 batches"),
     "fills up with copies": (lambda n: whole(n, padded_sizes=[2 * len(n)]), "Copies of a sample fill it up"),
@@ -144,7 +147,9 @@ def test_samples_of_a_policy_that_packs_count_as_the_rows_that_they_are_padded_t
 def test_what_a_users_policy_refuses_is_named_with_its_place() -> None:
     policy = Made(lambda n: bf.TokenBudget(5).plan(n))
     data = bf.from_sequence([{"input_ids": [1] * n, "id": n} for n in (2, 9, 3, 7)])
-    with pytest.raises(DataError, match=r"^a sample of 9 tokens \(sequence, row 1\) .*or set overlong='truncate' or 'drop'"):
+    with pytest.raises(
+        DataError, match=r"^a sample of 9 tokens \(sequence, row 1\) .*or set overlong='truncate' or 'drop'"
+    ):
         list(data.batch(policy, window=4))
     with pytest.raises(DataError, match=r"^a sample of 9 tokens \(sequence, row 1\) .*or set overlong='drop' for such"):
         list(data.batch(policy, window=4, overlong="truncate"))  # to what, nobody says

@@ -84,7 +84,9 @@ def test_samples_alone_are_padded_to_the_multiple_or_the_next_bucket(
     policy: Policy, lengths: list[Any], padded: list[Any] | None
 ) -> None:
     if padded is None:
-        with pytest.raises(OverlongError, match=re.escape("(sample 2) cannot fit buckets of at most 40 tokens, also alone")):
+        with pytest.raises(
+            OverlongError, match=re.escape("(sample 2) cannot fit buckets of at most 40 tokens, also alone")
+        ):
             plan_with(policy, lengths, "alone")
         return
     plan, counts = plan_with(policy, lengths, "alone")

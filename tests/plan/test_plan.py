@@ -254,16 +254,25 @@ WHOLE = Plan.of([4, 2, 3], [[0, 2], [1]])
         ({"bounds": np.array([0, 3, 3])}, "batch 1 is empty; leave it out"),
         ({"bounds": np.array([0, 4, 3])}, "batch 1 is empty; leave it out"),
         ({"bounds": np.array([1, 2, 3])}, "bounds must go from 0 to 3, the end of numbers (got 1 to 3)"),
-        ({"padded_lengths": np.array([3, 2])}, "batch 0 is padded to 3 tokens, and its longest sample has 4; pad it to 4 at least"),
+        (
+            {"padded_lengths": np.array([3, 2])},
+            "batch 0 is padded to 3 tokens, and its longest sample has 4; pad it to 4 at least",
+        ),
         ({"padded_lengths": np.array([[4], [2]])}, "padded_lengths must be an array of int64 (2,) (got int64 (2, 1));"),
         ({"padded_lengths": np.array([4.0, 2.0])}, "padded_lengths must be an array of int64 (2,) (got float64 (2,));"),
-        ({"padded_sizes": [2, 1]}, "padded_sizes must be an array of int64 (2,) (got list); bf.Plan.of makes it of lists"),
+        (
+            {"padded_sizes": [2, 1]},
+            "padded_sizes must be an array of int64 (2,) (got list); bf.Plan.of makes it of lists",
+        ),
         (
             {"padded_sizes": np.array([1, 1])},
             "batch 0 has 1 rows, 4 slots, for 2 samples of 7 tokens; give it a row for each sample",
         ),
         ({"padded_sizes": np.array([2, 0])}, "batch 1 has 0 rows, 0 slots, for 1 samples of 2 tokens"),
-        ({"padded_sizes": np.array([2, 3])}, "batch 1 has 3 rows for 1 samples. Copies of a sample fill it up, and they have no"),
+        (
+            {"padded_sizes": np.array([2, 3])},
+            "batch 1 has 3 rows for 1 samples. Copies of a sample fill it up, and they have no",
+        ),
     ],
 )
 def test_a_plan_that_does_not_fit_its_samples_is_refused(changes: dict[str, Any], message: str) -> None:

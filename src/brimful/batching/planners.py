@@ -184,7 +184,9 @@ class ByPacking(BatchPlanner):
             numbers, starts = np.arange(len(window)), np.zeros(len(window), dtype=np.int64)
         # ahead of the plan: an error of a cost names what a user wrote, and not the policy's field
         costs = None if cost is None else sample_costs(lengths, cost, "balance_cost")
-        plan = _placed(window, self.policy, self.overlong) if self.overlong != "split" else planned(self.policy, lengths)
+        plan = (
+            _placed(window, self.policy, self.overlong) if self.overlong != "split" else planned(self.policy, lengths)
+        )
         order = random.permutation(len(plan), key) if self.shuffle else np.arange(len(plan))
         if costs is not None:
             order = self._even(plan, costs, order)
@@ -293,7 +295,9 @@ class ByKey(BatchPlanner):
                 f"a sample of {longest[beyond[0]]:,} tokens ({place}) cannot fit {words}; truncate or filter it, add a longer "
                 "bucket, or set overlong='drop'"
             )
-        count("dropped", len(beyond), f"overlong: {len(beyond):,} samples of a window dropped, which cannot fit {words}")
+        count(
+            "dropped", len(beyond), f"overlong: {len(beyond):,} samples of a window dropped, which cannot fit {words}"
+        )
         count("dropped_tokens", int(window.lengths[beyond].sum()))
         return [sample for sample in order if longest[sample] <= most]
 

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from brimful.batching.batch import Batch
 from brimful.batching.batched import Batched, ShuffleBatches, check_shuffle
