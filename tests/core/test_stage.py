@@ -379,7 +379,7 @@ def test_settings_may_be_numpy_numbers() -> None:
         ({"position": 1}, r"a state is a dict of version, header, position and crc32, .* \(got \['position'\]\)"),
         (
             {"version": 99, "header": None, "position": 1},
-            "this state has version 99, but this release .* reads version 4",
+            "this state has version 99, but this release .* reads version 5",
         ),
     ],
 )

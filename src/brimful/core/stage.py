@@ -36,7 +36,7 @@ END: Final = "end"
 
 BLOCK_ROWS: Final = 4096
 BLOCK_BYTES: Final = 1 << 20
-VERSION: Final = 4
+VERSION: Final = 5
 
 
 class Stage(ABC, Generic[T_co]):
