@@ -40,7 +40,7 @@ class Shuffle(Stage[Block]):
         return Ahead(Buffered(self.upstream, self.buffer_size), 1, "window")
 
     def start(self, epoch: int) -> State:
-        return [self.windows.start(epoch), 0, 0]
+        return [self.windows.start(epoch), 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         here = place(self)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, check_replay, visible
+from brimful.blocks.checksums import RowChecksums, checksums, in_state
 from brimful.blocks.choice import Choice
-from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, fingerprint, token_counts, unmasked
+from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, token_counts, unmasked
 from brimful.blocks.texts import TokenizedText, texts_in
 from brimful.core.errors import warn_once
 from brimful.core.once import once
@@ -90,8 +91,8 @@ class Buffered(Windowed):
     `first`: the rows of the first window where a size is given; each later one has four times as many too. It is for batches in
     arrival order, which are the same in windows of any size.
 
-    State: [epoch, rows' state before the block in which the window begins, rows of it that came before,
-    their crc32 with the rest of that block, number of the window, size]. A resume reads the rows of the window again.
+    State: [epoch, rows' state before the block in which the window begins, rows of it that came before, their checksums,
+    number of the window, size]. A resume reads the rows of the window again.
     """
 
     upstream: Stage[Block]
@@ -103,11 +104,12 @@ class Buffered(Windowed):
         return replace(self, upstream=endless(self.upstream))
 
     def start(self, epoch: int) -> State:
-        return [epoch, self.upstream.start(epoch), 0, 0, 0, self.size]
+        return [epoch, self.upstream.start(epoch), 0, [], 0, self.size]
 
     def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
-        epoch, before, skip, crc, number, size = at
+        epoch, before, skip, saved, number, size = at
         held: deque[_BlockInParts] = deque()
+        replayed = RowChecksums()  # of the rows that came before
         rows = 0
         ended = False
         waiting = Waiting()
@@ -119,12 +121,17 @@ class Buffered(Windowed):
                     ended = after == END
                     waiting.got(block.num_rows)
                     block = self.text.held(block)
+                    gone, own = min(skip, block.num_rows), RowChecksums()
                     if skip:
-                        check_replay(self.upstream, self._crc32(block), crc, f"window {number}")
-                    if block.num_rows > skip:
-                        held.append(_BlockInParts(before, skip, crc, block.slice(skip)))
-                        rows += block.num_rows - skip
-                    before, skip, crc = after, 0, 0
+                        for sums in (own, replayed):
+                            sums.add(self.text.without(block.slice(0, gone)))
+                        skip -= gone
+                        if ended or not skip:
+                            check_replay(self.upstream, replayed.by_column(), saved, f"window {number}")
+                    if block.num_rows > gone:
+                        held.append(_BlockInParts(before, gone, own, block.slice(gone)))
+                        rows += block.num_rows - gone
+                    before = after
                 if not rows:
                     return
                 if not size:
@@ -136,7 +143,8 @@ class Buffered(Windowed):
                 rows -= count
                 number += 1
                 if rows:
-                    yield window, [epoch, *held[0][:3], number, size]
+                    before_it, gone, own, _ = held[0]
+                    yield window, [epoch, before_it, gone, in_state(own.by_column()) if gone else [], number, size]
                 else:
                     yield window, END
                     return
@@ -150,22 +158,20 @@ class Buffered(Windowed):
 
     def _window(self, epoch: int, number: int, block: Block) -> PlanningWindow:
         rows = np.arange(block.num_rows)
-        return PlanningWindow(epoch, number, self._lengths(block), rows, lambda own: (block, own), self._crc32(block))
-
-    def _crc32(self, block: Block) -> int:
-        return fingerprint(self.text.without(block))
+        found = checksums(self.text.without(block))
+        return PlanningWindow(epoch, number, self._lengths(block), rows, lambda own: (block, own), found)
 
     def _pop(self, held: deque[_BlockInParts], count: int) -> list[Block]:
         """Takes `count` rows off the front."""
         taken = []
         while count:
-            before, gone, crc, rest = held.popleft()
+            before, gone, own, rest = held.popleft()
             piece = rest.slice(0, count)
             taken.append(piece)
             count -= piece.num_rows
             if piece.num_rows < rest.num_rows:
-                crc = crc if gone else self._crc32(rest)
-                held.appendleft(_BlockInParts(before, gone + piece.num_rows, crc, rest.slice(piece.num_rows)))
+                own.add(self.text.without(piece))
+                held.appendleft(_BlockInParts(before, gone + piece.num_rows, own, rest.slice(piece.num_rows)))
         return taken
 
     def _lengths(self, block: Block) -> NDArray[np.int64]:
@@ -181,11 +187,11 @@ class Buffered(Windowed):
 
 
 class _BlockInParts(NamedTuple):
-    """A block of which some rows are held: the state before it, its rows that are gone, its crc32 if some are."""
+    """A block of which some rows are held: the state before it, how many of its rows are gone, and their checksums."""
 
     before: State
     gone: int
-    crc: int
+    checksums: RowChecksums
     rest: Block
 
 
@@ -291,7 +297,7 @@ def parts_of_windows(
 ) -> Generator[tuple[T, State], None, None]:
     """The parts that `parts` makes of each window.
 
-    State: [windows' state before the window, how much of it was handed on, its crc32]. A resume reads the window again.
+    State: [windows' state before the window, how much of it was handed on, its checksums]. A resume reads the window again.
 
     Args:
         parts: called with a window, how much of it was handed on before, and whether no window follows; gives each further part
@@ -299,16 +305,17 @@ def parts_of_windows(
     Raises:
         StateError: the window that is read again has other rows.
     """
-    before, skip, crc = at
+    before, skip, saved = at
     with running(windows, before) as items:
         for window, after in items:
             if skip:
-                check_replay(windows, window.crc32, crc, f"window {window.number}")
+                check_replay(windows, window.checksums, saved, f"window {window.number}")
+            found = in_state(window.checksums)
             for part, done in parts(window, skip, after == END):
                 if done:
-                    yield part, [before, done, window.crc32]
+                    yield part, [before, done, found]
                 else:
-                    yield part, END if after == END else [after, 0, 0]
+                    yield part, END if after == END else [after, 0, []]
             before, skip = after, 0
         if skip:
-            check_replay(windows, 0, crc, "a window that is gone")
+            check_replay(windows, {}, saved, "a window that is gone")

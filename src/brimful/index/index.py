@@ -160,10 +160,6 @@ class DataIndex(Index):
         """The columns and types, where no row need be asked for them."""
         return self.schema
 
-    def contents(self) -> list[str]:
-        """A digest of all values, where `fingerprint` covers less; see `Stage.contents`."""
-        return []
-
     def functions(self) -> list[str]:
         """The functions of the user's that made the samples; see `Stage.functions`."""
         return []
