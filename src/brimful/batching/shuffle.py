@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, parts_of_windows
 from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import EMPTY
 from brimful.core import random
 from brimful.core.ahead import Ahead
 from brimful.core.errors import settle
@@ -51,4 +52,6 @@ class Shuffle(Stage[Block]):
                 end = first + BLOCK_ROWS
                 yield window.take(order[first:end]), end if end < len(window) else 0
 
-        yield from parts_of_windows(self.windows, at, blocks)
+        yield from parts_of_windows(
+            self.windows, at, blocks, lambda window: EMPTY if len(window) > BLOCK_ROWS else None
+        )

@@ -91,8 +91,8 @@ class Buffered(Windowed):
     `first`: the rows of the first window where a size is given; each later one has four times as many too. It is for batches in
     arrival order, which are the same in windows of any size.
 
-    State: [epoch, rows' state before the block in which the window begins, rows of it that came before, their checksums,
-    number of the window, size]. A resume reads the rows of the window again.
+    State: [epoch, rows' state before the block in which the window begins, rows of it that came before, its rows, their
+    checksums, number of the window, size]. A resume reads the rows of the window again. They may come in other blocks then.
     """
 
     upstream: Stage[Block]
@@ -104,34 +104,34 @@ class Buffered(Windowed):
         return replace(self, upstream=endless(self.upstream))
 
     def start(self, epoch: int) -> State:
-        return [epoch, self.upstream.start(epoch), 0, [], 0, self.size]
+        return [epoch, self.upstream.start(epoch), 0, 0, [], 0, self.size]
 
     def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
-        epoch, before, skip, saved, number, size = at
+        epoch, before, skip, compared, saved, number, size = at
         held: deque[_BlockInParts] = deque()
-        replayed = RowChecksums()  # of the rows that came before
+        replayed = RowChecksums()
         rows = 0
         ended = False
         waiting = Waiting()
         with running(self.upstream, before) as items:
             while True:
                 most = self._most(size, number)
-                while not ended and rows < (most + rest_rows(most) if size else AUTO_SAMPLE):
+                while not ended and (compared or rows < (most + rest_rows(most) if size else AUTO_SAMPLE)):
                     block, after = next(items, (EMPTY, END))
                     ended = after == END
                     waiting.got(block.num_rows)
                     block = self.text.held(block)
-                    gone, own = min(skip, block.num_rows), RowChecksums()
-                    if skip:
-                        for sums in (own, replayed):
-                            sums.add(self.text.without(block.slice(0, gone)))
-                        skip -= gone
-                        if ended or not skip:
+                    if compared:
+                        replayed.add(self.text.without(block.slice(0, compared)))
+                        compared -= min(compared, block.num_rows)
+                        if ended or not compared:
                             check_replay(self.upstream, replayed.by_column(), saved, f"window {number}")
+                    gone = min(skip, block.num_rows)
                     if block.num_rows > gone:
-                        held.append(_BlockInParts(before, gone, own, block.slice(gone)))
+                        own = self._compared(block) if gone else (0, [])
+                        held.append(_BlockInParts(before, gone, *own, block.slice(gone)))
                         rows += block.num_rows - gone
-                    before = after
+                    before, skip = after, skip - gone
                 if not rows:
                     return
                 if not size:
@@ -143,8 +143,7 @@ class Buffered(Windowed):
                 rows -= count
                 number += 1
                 if rows:
-                    before_it, gone, own, _ = held[0]
-                    yield window, [epoch, before_it, gone, in_state(own.by_column()) if gone else [], number, size]
+                    yield window, [epoch, *held[0][:4], number, size]
                 else:
                     yield window, END
                     return
@@ -161,17 +160,22 @@ class Buffered(Windowed):
         found = checksums(self.text.without(block))
         return PlanningWindow(epoch, number, self._lengths(block), rows, lambda own: (block, own), found)
 
+    def _compared(self, block: Block) -> tuple[int, list[int]]:
+        return block.num_rows, in_state(checksums(self.text.without(block)))
+
     def _pop(self, held: deque[_BlockInParts], count: int) -> list[Block]:
         """Takes `count` rows off the front."""
         taken = []
         while count:
-            before, gone, own, rest = held.popleft()
+            before, gone, compared, own, rest = held.popleft()
             piece = rest.slice(0, count)
             taken.append(piece)
             count -= piece.num_rows
             if piece.num_rows < rest.num_rows:
-                own.add(self.text.without(piece))
-                held.appendleft(_BlockInParts(before, gone + piece.num_rows, own, rest.slice(piece.num_rows)))
+                if not gone:
+                    compared, own = self._compared(rest)
+                rest = rest.slice(piece.num_rows)
+                held.appendleft(_BlockInParts(before, gone + piece.num_rows, compared, own, rest))
         return taken
 
     def _lengths(self, block: Block) -> NDArray[np.int64]:
@@ -187,11 +191,13 @@ class Buffered(Windowed):
 
 
 class _BlockInParts(NamedTuple):
-    """A block of which some rows are held: the state before it, how many of its rows are gone, and their checksums."""
+    """A block of which some rows are held: the state before it, how many of its rows are gone; if some are, how many it had, and
+    the checksums of all of them."""
 
     before: State
     gone: int
-    checksums: RowChecksums
+    compared: int
+    checksums: list[int]
     rest: Block
 
 
@@ -293,7 +299,10 @@ class Planned(Windowed):
 
 
 def parts_of_windows(
-    windows: Stage[PlanningWindow], at: State, parts: Callable[[PlanningWindow, int, bool], Iterator[tuple[T, int]]]
+    windows: Stage[PlanningWindow],
+    at: State,
+    parts: Callable[[PlanningWindow, int, bool], Iterator[tuple[T, int]]],
+    opens: Callable[[PlanningWindow], T | None] = lambda window: None,
 ) -> Generator[tuple[T, State], None, None]:
     """The parts that `parts` makes of each window.
 
@@ -302,20 +311,24 @@ def parts_of_windows(
     Args:
         parts: called with a window, how much of it was handed on before, and whether no window follows; gives each further part
             with how much is handed on after it, 0 after the last.
+        opens: gives what is handed on before the first part of a window, if that is not handed on at once: then a state between
+            its samples has the checksums of all of the window.
     Raises:
         StateError: the window that is read again has other rows.
     """
     before, skip, saved = at
     with running(windows, before) as items:
         for window, after in items:
-            if skip:
-                check_replay(windows, window.checksums, saved, f"window {window.number}")
             found = in_state(window.checksums)
+            if skip or saved:
+                check_replay(windows, window.checksums, saved, f"window {window.number}")
+            elif (opened := opens(window)) is not None:
+                yield opened, [before, 0, found]
             for part, done in parts(window, skip, after == END):
                 if done:
                     yield part, [before, done, found]
                 else:
                     yield part, END if after == END else [after, 0, []]
-            before, skip = after, 0
-        if skip:
+            before, skip, saved = after, 0, []
+        if skip or saved:
             check_replay(windows, {}, saved, "a window that is gone")

@@ -13,7 +13,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.checksums import checksums
 from brimful.blocks.ragged import concat, with_column
 from brimful.blocks.schema import first_rows, infer, samples_in
 from brimful.core import random
@@ -66,11 +65,7 @@ class SequenceIndex(BlockIndex):
         return infer(samples_in(first_rows(drawn((rows[row] for row in range(len(rows))), "from_sequence", 0))))
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"rows": len(self), CHECKSUMS: self._checksums}
-
-    @once
-    def _checksums(self) -> dict[str, int]:
-        return checksums(self.block)
+        return {"rows": len(self), CHECKSUMS: self.checksums}
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +99,7 @@ class CachedIndex(BlockIndex):
             return concat(block for block, _ in items)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"of": self.upstream.header(), CHECKSUMS: self._checksums}
-
-    @once
-    def _checksums(self) -> dict[str, int]:
-        return checksums(self.block)
+        return {"of": self.upstream.header(), CHECKSUMS: self.checksums}
 
 
 @dataclass(frozen=True, eq=False)
