@@ -115,11 +115,13 @@ class Dataset:
             state_dict: the state that `state_dict()` of an iterator of this data set returned. It is not changed.
             allow: settings in which the state may differ from this data set. "functions": your functions changed, but
                 give the same rows for the samples already taken. A resume calls them again from the beginning of the
-                open window. "urls": shards were moved, or added at the end. "weights": the weights of a mixture of
-                streams changed. The rows that are read again keep the old ones: the open window, and the blocks of up to
-                4,096 rows in which it lies. The new ones hold after them.
+                open window. "urls": shards were moved, or added at the end. "rows": values of rows changed, such as the
+                last bit of a float; this is logged. "weights": the weights of a mixture of streams changed. The rows
+                that are read again keep the old ones: the open window, and the blocks of up to 4,096 rows in which it
+                lies. The new ones hold after them.
         Raises:
-            StateError: the state belongs to another pipeline, or the data have changed since it was saved.
+            StateError: the state belongs to another pipeline, or the data have changed since it was saved. The error
+                names the column. docs/data.md says what is compared, and which edits are not found.
 
         >>> import brimful as bf
         >>> it = bf.from_sequence([{"x": 1}, {"x": 2}]).iter()
@@ -360,7 +362,7 @@ class Dataset:
 
         The origin of a sample is the origin of its first neighbour. Data that are read as several streams are refused.
 
-        State: [upstream's state, samples, blocks, crc32]. A resume reads the last width - 1 samples again.
+        State: [upstream's state, samples, blocks, checksums]. A resume reads the last width - 1 samples again.
         Price: the last width - 1 samples are held. Memory and time are `width` times those of the samples, about 1 MB
             at a time.
 

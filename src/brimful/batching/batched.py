@@ -133,7 +133,7 @@ class Batched(Stage[Batch]):
         return None if windows is None else replace(self, upstream=windows)
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0, *([] if self.balance_cost is None else [0])]
+        return [self.upstream.start(epoch), 0, [], *([] if self.balance_cost is None else [0])]
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         def batches(plan: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:

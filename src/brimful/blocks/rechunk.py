@@ -9,12 +9,12 @@ from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
-from zlib import crc32
 
 import pyarrow as pa
 
 from brimful.blocks.blocks import Block, check_replay
-from brimful.blocks.ragged import EMPTY, Ragged, concat, cut_together, fingerprint, list_array, ragged, with_column
+from brimful.blocks.checksums import RowChecksums, in_state
+from brimful.blocks.ragged import EMPTY, Ragged, concat, cut_together, list_array, ragged, with_column
 from brimful.blocks.resize import coalesced
 from brimful.core.errors import ORIGIN, again, settle
 from brimful.core.once import once
@@ -29,7 +29,7 @@ class Rechunk(Stage[Block]):
     Held rows are joined when they have the tokens of a chunk. To join them for each block would take quadratic time.
 
     State: [upstream's state before the block in which the held rows begin, rows and then values of it that are done,
-    blocks read since, crc32 of their held rows]. A resume reads those blocks again, checks them and yields nothing for them.
+    blocks read since, checksums of their held rows]. A resume reads those blocks again, checks them and yields nothing for them.
     """
 
     upstream: Stage[Block]
@@ -50,12 +50,12 @@ class Rechunk(Stage[Block]):
         return pa.schema([below.field(name) for name in self.target_columns])
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0, 0, 0]
+        return [self.upstream.start(epoch), 0, 0, 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        before, row, value, replay, crc = at
+        before, row, value, replay, saved = at
         held: deque[HeldBlock] = deque()
-        tokens = found = 0  # of the held rows, and their crc32
+        tokens, found = 0, RowChecksums()  # of the held rows
         with closing(coalesced(self.upstream, before)) as items:
             for block, after in again(items, replay):
                 rows = self._target(block)
@@ -66,31 +66,31 @@ class Rechunk(Stage[Block]):
                 if replay:
                     replay -= 1
                     if not replay:
-                        found = held_crc(held)
-                        self._check(found, crc)
+                        found = held_checksums(held)
+                        self._check(found, saved)
                     continue
                 out = EMPTY
                 if tokens >= self.chunk_length or after == END:
                     out, done, value = self._cut(held, after == END)
                     drop_front(held, done, value)
-                    tokens, found = sum(map(self._tokens_of, held)), held_crc(held)
+                    tokens, found = sum(map(self._tokens_of, held)), held_checksums(held)
                 elif held:
-                    found = held_crc([held[-1]], found)
+                    found.add(held[-1].rest)
                 if after == END:
                     yield out, END
                 elif held:
                     row = held[0].num_rows - held[0].rest.num_rows
-                    yield out, [held[0].before, row, value, len(held), found]
+                    yield out, [held[0].before, row, value, len(held), in_state(found.by_column())]
                 else:
                     row = value = 0
-                    yield out, [after, 0, 0, 0, 0]
+                    yield out, [after, 0, 0, 0, []]
             if replay:
-                self._check(held_crc(held), crc)
+                self._check(held_checksums(held), saved)
             elif held and before != END:  # upstream ended without saying so in advance
                 yield self._cut(held, True)[0], END
 
-    def _check(self, found: int, crc: int) -> None:
-        check_replay(self.upstream, found, crc, "the rows that were held")
+    def _check(self, found: RowChecksums, saved: list[int]) -> None:
+        check_replay(self.upstream, found.by_column(), saved, "the rows that were held")
 
     def _cut(self, held: Iterable[HeldBlock], last: bool) -> tuple[Block, int, int]:
         rows = concat(block.rest for block in held)
@@ -134,11 +134,12 @@ class HeldBlock(NamedTuple):
     blocks: int = 1
 
 
-def held_crc(held: Iterable[HeldBlock], crc: int = 0) -> int:
-    """A crc32 of some held rows; `crc`: that of the rows before them."""
+def held_checksums(held: Iterable[HeldBlock]) -> RowChecksums:
+    """The checksums of some held rows."""
+    found = RowChecksums()
     for one in held:
-        crc = crc32(fingerprint(one.rest).to_bytes(4, "little"), crc)
-    return crc
+        found.add(one.rest)
+    return found
 
 
 def drop_front(held: deque[HeldBlock], rows: int, values: int = 0) -> None:

@@ -38,8 +38,8 @@ class Interleave(Typed):
     are counted anew.
 
     State: [epoch, [rows or tokens served, its epoch, 1 if it has ended once or 2 if it is left out, state before its block,
-    rows of the block served, its crc32] of each, the types as text, [rows or tokens, weights] of each of the weights that hold
-    before those of this mixture, until so many are served].
+    rows of the block served, its checksums] of each, the types as text, [rows or tokens, weights] of each of the weights that
+    hold before those of this mixture, until so many are served].
     """
 
     verb = "interleave_datasets"
@@ -60,7 +60,7 @@ class Interleave(Typed):
         return (all if self.stop == "first" else any)(one.endless for one in self.upstreams)
 
     def start(self, epoch: int) -> State:
-        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0] for upstream in self.upstreams], ""]
+        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, []] for upstream in self.upstreams], ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         epoch, states, text, *earlier = at
@@ -183,7 +183,7 @@ class _Source:
     def begin_again(self) -> None:
         self.cursor.close()
         self.epoch += 1
-        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, 0)
+        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, [])
         self.barren = True
 
     def at_hand(self, column: str | None) -> int | NDArray[np.int64]:
