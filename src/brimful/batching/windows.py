@@ -22,7 +22,7 @@ from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, fingerprint, to
 from brimful.blocks.texts import TokenizedText, texts_in
 from brimful.core.errors import warn_once
 from brimful.core.once import once
-from brimful.core.repeat import Waiting, endless, passed
+from brimful.core.repeat import awaited, endless
 from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat
@@ -110,14 +110,12 @@ class Buffered(Windowed):
         held: deque[_BlockInParts] = deque()
         rows = 0
         ended = False
-        waiting = Waiting()
-        with running(self.upstream, before) as items:
+        with awaited(self.upstream, before) as items:
             while True:
                 most = self._most(size, number)
                 while not ended and rows < (most + rest_rows(most) if size else AUTO_SAMPLE):
                     block, after = next(items, (EMPTY, END))
                     ended = after == END
-                    waiting.got(block.num_rows)
                     block = self.text.held(block)
                     if skip:
                         check_replay(self.upstream, self._crc32(block), crc, f"window {number}")
@@ -193,7 +191,7 @@ class _BlockInParts(NamedTuple):
 class Planned(Windowed):
     """Windows of `size` rows of indexed data (0: what `policy` needs for 1 % padding, and for `fewest` batches, judged once).
 
-    State: [epoch, number of the window, size].
+    State: [epoch, number of the window, size]; where the data repeat, with the epoch that they have come to.
     """
 
     upstream: Indexed
@@ -211,7 +209,7 @@ class Planned(Windowed):
         return [epoch, 0, self.size or self._judged]
 
     def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
-        epoch, number, size = at
+        epoch, number, size = at["rows"] if isinstance(at, dict) else at
         index, count = self._index, self.upstream.count
         if count == 0:
             return
@@ -232,9 +230,8 @@ class Planned(Windowed):
             lengths = self._lengths(numbers)
             window = PlanningWindow(epoch, number, lengths, numbers, index.locate, index=index, texts_at=self._texts_at)
             number += 1
-            if count is None:
-                passed(self, (last - at[1] * size) // len(index))
-            yield window, END if last == count else [epoch, number, size]
+            state = [epoch, number, size]
+            yield window, END if last == count else self.upstream.reached(epoch, last, state)
             first = last
 
     def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -287,15 +284,15 @@ class Planned(Windowed):
 
 
 def parts_of_windows(
-    windows: Stage[PlanningWindow], at: State, parts: Callable[[PlanningWindow, int, bool], Iterator[tuple[T, int]]]
+    windows: Stage[PlanningWindow], at: State, parts: Callable[[PlanningWindow, int, State], Iterator[tuple[T, int]]]
 ) -> Generator[tuple[T, State], None, None]:
     """The parts that `parts` makes of each window.
 
     State: [windows' state before the window, how much of it was handed on, its crc32]. A resume reads the window again.
 
     Args:
-        parts: called with a window, how much of it was handed on before, and whether no window follows; gives each further part
-            with how much is handed on after it, 0 after the last.
+        parts: called with a window, how much of it was handed on before, and the state after it; gives each further part with
+            how much is handed on after it, 0 after the last.
     Raises:
         StateError: the window that is read again has other rows.
     """
@@ -304,7 +301,7 @@ def parts_of_windows(
         for window, after in items:
             if skip:
                 check_replay(windows, window.crc32, crc, f"window {window.number}")
-            for part, done in parts(window, skip, after == END):
+            for part, done in parts(window, skip, after):
                 if done:
                     yield part, [before, done, window.crc32]
                 else:
