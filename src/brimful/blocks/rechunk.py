@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, check_replay
 from brimful.blocks.ragged import EMPTY, Ragged, array_of, concat, cut_together, fingerprint, list_array, ragged, with_column
-from brimful.blocks.resize import coalesced
+from brimful.blocks.resize import COALESCED_ROWS, coalesced
 from brimful.core.errors import ORIGIN, settle
 from brimful.core.once import once
 from brimful.core.repeat import endless
@@ -35,8 +35,12 @@ class Rechunk(Stage[Block]):
 
     Held rows are joined when they have the tokens of a chunk. To join them for each block would take quadratic time.
 
+    A few rows of a block of many end with a block without rows: else whoever joins small blocks (`coalesced`) would join those of
+    very many rows, which a resume reads again.
+
     State: [upstream's state before the block in which the held rows begin, rows and then values of it that are done,
-    blocks read since, crc32 of their held rows]. A resume reads those blocks again, checks them and yields nothing for them.
+    blocks read since, crc32 of their held rows], and 1 where a block without rows follows. A resume reads those blocks again,
+    checks them and yields nothing for them.
     """
 
     upstream: Stage[Block]
@@ -60,7 +64,9 @@ class Rechunk(Stage[Block]):
         return [self.upstream.start(epoch), 0, 0, 0, 0]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        before, row, value, replay, crc = at
+        before, row, value, replay, crc = at[:5]
+        if len(at) > 5:
+            yield EMPTY, at[:5]
         held: deque[HeldBlock] = deque()
         tokens = blocks = found = 0  # of the held rows, those read since they begin, and the rows' crc32
         left_out = 0  # rows, so far
@@ -96,12 +102,17 @@ class Rechunk(Stage[Block]):
                     found = held_crc([held[-1]], found)
                 if after == END:
                     yield out, END
-                elif held:
+                    break
+                if held:
                     row = held[0].num_rows - held[0].rest.num_rows
-                    yield out, [held[0].before, row, value, blocks, found]
+                    state = [held[0].before, row, value, blocks, found]
                 else:
                     row = value = 0
-                    yield out, [after, 0, 0, 0, 0]
+                    state = [after, 0, 0, 0, 0]
+                if 0 < out.num_rows < COALESCED_ROWS < block.num_rows:
+                    yield out, [*state, 1]
+                    out = EMPTY
+                yield out, state
             if replay:
                 self._check(held_crc(held), crc)
             elif held and before != END:  # upstream ended without saying so in advance

@@ -17,12 +17,10 @@ from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 COALESCED_ROWS: Final = 32
 """In a block of so many, a row costs a stage a few times as much as in one of 4,096; alone, 10 to 100 times as much. With more
 rows, a first sample would wait until a user's function has made all of them."""
-COALESCED_BLOCKS: Final = 8
-"""So many blocks are joined at most: those of a few rows may each come from thousands, which a resume reads again."""
 
 
 def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], None, None]:
-    """The blocks of `stage` that follow `at`. Neighbours are joined up to 32 rows, 1 MB or 8 blocks; larger ones stay as they are.
+    """The blocks of `stage` that follow `at`. Neighbours are joined up to 32 rows or 1 MB; larger blocks stay as they are.
 
     Where they are joined depends on `at` alone. A block without rows ends the block at hand: where rows are rare nobody waits
     for more of them, and states advance. An error is raised after the rows before it.
@@ -42,7 +40,7 @@ def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], 
                     held, rows, size = [], 0, 0
                 held.append(block)
                 rows, size, state = rows + count, size + own, after
-                if not count or rows >= most or len(held) == COALESCED_BLOCKS:
+                if not count or rows >= most:
                     yield concat(held), state
                     held, rows, size = [], 0, 0
         except Exception:

@@ -18,6 +18,7 @@ from brimful.blocks.schema import as_text, from_text
 from brimful.blocks.several import conformed, union_of
 from brimful.blocks.typed import Typed
 from brimful.core.errors import StateError
+from brimful.core.repeat import Waiting, reached
 from brimful.core.replay import REPLAY
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, described, runtime
 from brimful.plan.mix import ENDLESS, Stop, check, due, stratified
@@ -28,7 +29,7 @@ class Interleave(Typed):
     """Rows of each in stratified order (`plan.mix.due`). `stop` says what happens where a data set is due that has ended:
 
     "first" ends there; "all" leaves it out and goes on with the others; "all_repeat" begins it again, with its next
-    epoch, until each has ended once.
+    epoch, until each has ended once. Where that epoch has no row, its turn is passed on, and its next one begins with its next turn.
 
     `length_column` (None: weights are shares of rows) makes the weights shares of the tokens of that column: due is the
     least (tokens served + 1/2) / weight, which needs no length of a row to come; an empty row counts as one token. So
@@ -118,13 +119,15 @@ class Interleave(Typed):
                 return True
             if self.stop == "first":
                 return False
-            if self.stop == "all" or source.barren:
+            if self.stop == "all":
                 source.left_out = True
                 continue
             source.ended = True
             if all(one.ended for one in alive):
                 return False
             source.begin_again()
+            if not source.cursor.fill():
+                source.pass_on(min((one.time for one in alive if one is not source), default=0.0))
         return False
 
 
@@ -170,7 +173,12 @@ class _Source:
         self.weight = 0.0  # that of the next rows
         self.ended, self.left_out = ended > 0, ended == _LEFT_OUT
         self.cursor = Cursor(upstream, *at)
-        self.barren = False  # begun again, and the new epoch has given no row so far
+        self._waiting = Waiting(upstream, reached(self.epoch, None))
+
+    @property
+    def time(self) -> float:
+        """When it is due: see `plan.mix.due`."""
+        return (self.served + 0.5) / self.weight
 
     @property
     def state(self) -> State:
@@ -180,7 +188,15 @@ class _Source:
         self.cursor.close()
         self.epoch += 1
         self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, 0)
-        self.barren = True
+
+    def pass_on(self, time: float) -> None:
+        """It has no row in this epoch: its turn goes to the others, the next of which is due at some time.
+
+        Raises:
+            DataError: so it was in 1,000 epochs.
+        """
+        self._waiting.got(0, reached(self.epoch, None))
+        self.served = max(self.served + 1, int(min(time * self.weight, ENDLESS)))
 
     def at_hand(self, column: str | None) -> int | NDArray[np.int64]:
         """How many rows there are, or the tokens of each."""
@@ -191,7 +207,8 @@ class _Source:
 
     def take(self, rows: int, served: int) -> Block:
         self.served += served
-        self.barren = self.barren and not rows
+        if rows:
+            self._waiting.got(rows, reached(self.epoch, None))
         return self.cursor.take(rows)
 
     def close(self) -> None:
