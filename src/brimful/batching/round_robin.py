@@ -248,8 +248,11 @@ class StreamReader(Generic[T]):
         self._open(entry)
 
     def take(self, epoch: int | None) -> tuple[T | None, State]:
-        """The next item, and the stream's entry in the state after it; at the end None, or the epoch's first one again. None, too,
-        where a stream that flows has come to a later epoch than the one that is given."""
+        """The next item, and the stream's entry in the state after it; at the end None, or the epoch's first one again.
+
+        Args:
+            epoch: of a stream that flows: None as well where it has come to a later one.
+        """
         if epoch is not None and is_ahead(self._entry, epoch):
             return None, self._entry
         item, after = next(self._items, (None, END))

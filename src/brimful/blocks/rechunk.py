@@ -16,13 +16,22 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, check_replay
-from brimful.blocks.ragged import EMPTY, Ragged, array_of, concat, cut_together, fingerprint, list_array, ragged, with_column
+from brimful.blocks.ragged import (
+    EMPTY,
+    Ragged,
+    array_of,
+    concat,
+    cut_together,
+    fingerprint,
+    list_array,
+    ragged,
+    with_column,
+)
 from brimful.blocks.resize import COALESCED_ROWS, coalesced
 from brimful.core.errors import ORIGIN, settle
 from brimful.core.once import once
 from brimful.core.repeat import endless
 from brimful.core.stage import END, Stage, State
-
 
 MOST_LEFT_OUT: Final = 8_192
 """Rows that may be left out between two of one chunk: a resume reads them again."""
@@ -150,9 +159,7 @@ class Rechunk(Stage[Block]):
         """Counts rows of these sizes, which put none into a chunk."""
 
     @abstractmethod
-    def cut(
-        self, held: Block, columns: list[Ragged], since: NDArray[np.int64], last: bool
-    ) -> tuple[Block, int, int]:
+    def cut(self, held: Block, columns: list[Ragged], since: NDArray[np.int64], last: bool) -> tuple[Block, int, int]:
         """The block that the held rows give, and how much of them is done: rows, and then values of the next row.
 
         Args:

@@ -130,8 +130,8 @@ class Stage(ABC, Generic[T_co]):
 
     @property
     def carries(self) -> bool:
-        """Whether the end of an epoch leaves tokens for the next one, as those that fill no chunk of `concat_chunk`. Then all that
-        stands above runs over the seams, too; what counts the samples of an epoch does not."""
+        """Whether the end of an epoch leaves tokens for the next one: those that fill no chunk of `concat_chunk`. Then all that
+        stands above runs over the seams, too; but what counts the samples of an epoch does not."""
         return len(self.below) == 1 and self.below[0].carries
 
     @property

@@ -31,9 +31,7 @@ class ConcatChunk(Rechunk):
     def counts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         return sizes
 
-    def cut(
-        self, held: Block, columns: list[Ragged], since: NDArray[np.int64], last: bool
-    ) -> tuple[Block, int, int]:
+    def cut(self, held: Block, columns: list[Ragged], since: NDArray[np.int64], last: bool) -> tuple[Block, int, int]:
         offsets = columns[0].offsets - columns[0].offsets[0]
         total = int(offsets[-1])
         bounds = np.arange(total // self.chunk_length + 1) * self.chunk_length

@@ -16,16 +16,14 @@ from brimful.core.errors import count
 
 @dataclass(frozen=True)
 class PackChunk(Rechunk):
-    """Joins neighbours as long as they fit. A longer sample is cut to a chunk, or left out, and counted. Samples with 8,192 others
-    between them that were left out, or are empty, are no neighbours."""
+    """Joins neighbours as long as they fit. A longer sample is cut to a chunk, or left out, and counted. Samples between which
+    8,192 others were left out, or are empty, are no neighbours."""
 
     makes_long_blocks = True
 
     discard_long_samples: bool
 
-    def cut(
-        self, held: Block, columns: list[Ragged], since: NDArray[np.int64], last: bool
-    ) -> tuple[Block, int, int]:
+    def cut(self, held: Block, columns: list[Ragged], since: NDArray[np.int64], last: bool) -> tuple[Block, int, int]:
         sizes = columns[0].lengths
         counts = self.counts(sizes)
         firsts, done = self._packs(counts, since, last)
@@ -43,9 +41,7 @@ class PackChunk(Rechunk):
     def leave_out(self, sizes: NDArray[np.int64]) -> None:
         self._count(sizes)
 
-    def _packs(
-        self, counts: NDArray[np.int64], since: NDArray[np.int64], last: bool
-    ) -> tuple[NDArray[np.int64], int]:
+    def _packs(self, counts: NDArray[np.int64], since: NDArray[np.int64], last: bool) -> tuple[NDArray[np.int64], int]:
         """The first row of each pack that is complete, and how many rows all of them hold."""
         ends = offsets_of(counts)
         fit = np.searchsorted(ends, ends[:-1] + self.chunk_length, side="right") - 1
