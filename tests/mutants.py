@@ -105,8 +105,8 @@ MUTANTS = [
     Mutant(
         "a resumed index begins with the window before",
         "batching/windows.py",
-        "yield window, END if last == count else [epoch, number, size]",
-        "yield window, END if last == count else [epoch, number - 1, size]",
+        "            state = [epoch, number, size]\n",
+        "            state = [epoch, number - 1, size]\n",
         law("batching.Planned"),
     ),
     Mutant(
@@ -280,8 +280,8 @@ MUTANTS = [
     Mutant(
         "one block too few is read again",
         "blocks/rechunk.py",
-        "len(held), in_state(",
-        "len(held) - 1, in_state(",
+        "row, value, blocks, in_state(",
+        "row, value, blocks - 1, in_state(",
         law("rows.PackChunk"),
     ),
     Mutant(
@@ -337,17 +337,17 @@ MUTANTS = [
         law("rows.Concat"),
     ),
     Mutant(
-        "an epoch is filled because it was resumed",
+        "a source that repeats is told by its position alone",
         "core/repeat.py",
-        "[epoch, after, filled]",
-        "[epoch, after, 1]",
-        of("test_law", "test_an_empty_epoch_is_empty_also_where_it_is_resumed"),
+        "                    state = reached(epoch, after)\n",
+        "                    state = reached(0, after)\n",
+        law("core.Repeat"),
     ),
     Mutant(
         "a data set that was left out of a mix is back after a resume",
         "rows/interleave.py",
-        "_LEFT_OUT if self.left_out else int(self.ended)",
-        "int(self.ended)",
+        "self.ended = ended > 0",
+        "self.ended = False",
         of("test_law", "test_a_data_set_that_interleaving_left_out_stays_left_out"),
     ),
     Mutant(
@@ -1390,8 +1390,8 @@ MUTANTS = [
     Mutant(
         "windows that sort mix two epochs",
         "batching/batched.py",
-        "if self.planner.in_order and not self.shuffle_batches else None",
-        "if True else None",
+        "windows = self.upstream.over_epochs if flows else None",
+        "windows = self.upstream.over_epochs",
         of("core/test_repeat", "test_what_sorts_packs_or_shuffles_stays_inside_an_epoch"),
     ),
     Mutant(
@@ -1419,8 +1419,8 @@ MUTANTS = [
     Mutant(
         "a state names the place of the item before it",
         "batching/round_robin.py",
-        'END if over else at | {"next": place,',
-        'END if over else at | {"next": place - 1,',
+        'state = {"epoch": epoch, "next": place,',
+        'state = {"epoch": epoch, "next": place - 1,',
         law("batching.RoundRobin"),
     ),
     Mutant(

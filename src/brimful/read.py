@@ -64,7 +64,7 @@ def from_files(
             1,000 rows show them. Later rows are cast, or raise an error. A missing column is null (in CSV an error).
         repeat: run the whole chain again and again, each time with the next epoch. Batches and chunks in arrival order
             continue across epochs (`batch(n)` without a window, `concat_chunk`, `pack_chunk`). Windows that sort, pack
-            or shuffle do not.
+            or shuffle do so only after `concat_chunk`. 1,000 epochs in a row without a sample are a DataError.
         shuffle_shards: use another order of the shards in each epoch.
         n_active_shards: how many shards are read at once, one row of each in turn. 1: one file after the other.
         n_standby_shards: how many shards are opened ahead.
@@ -254,7 +254,7 @@ def from_store(
         columns: take only these columns.
         repeat: run the whole chain again and again, each time with the next epoch. Batches and chunks in arrival order
             continue across epochs (`batch(n)` without a window, `concat_chunk`, `pack_chunk`). Windows that sort, pack
-            or shuffle do not.
+            or shuffle do so only after `concat_chunk`. 1,000 epochs in a row without a sample are a DataError.
         shuffle: use another order each epoch. It shuffles runs of 64 rows, and then the rows inside each block of
             131,072.
         seed: the seed of that order.
@@ -353,7 +353,8 @@ def interleave_datasets(
         datasets: a list of data sets, all indexed or all streamed, or some of each.
         weights: a list with one number for each data set. The default is equal weights.
         stop: what happens at the end of a data set. "first": the mixture ends when the first data set ends. "all": it
-            goes on without that data set. "all_repeat": the data set begins again, until each has ended once.
+            goes on without that data set. "all_repeat": the data set begins again, until each has ended once. If its new
+            epoch has no sample, its turn goes to the others, and it begins again at its next turn.
         by: the unit of the weights, "samples" or "tokens". By "tokens", an empty sample counts as one token. Streamed
             data balance the tokens served so far. Indexed data use the mean length of each data set.
         length_column: the list column whose tokens count.

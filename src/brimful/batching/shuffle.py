@@ -46,7 +46,7 @@ class Shuffle(Stage[Block]):
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         here = place(self)
 
-        def blocks(window: PlanningWindow, done: int, last: bool) -> Iterator[tuple[Block, int]]:
+        def blocks(window: PlanningWindow, done: int, _: State) -> Iterator[tuple[Block, int]]:
             order = random.permutation(len(window), random.key(self.seed, here, window.epoch, window.number))
             for first in range(done, len(window), BLOCK_ROWS):
                 end = first + BLOCK_ROWS

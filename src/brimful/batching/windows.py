@@ -23,7 +23,7 @@ from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, token_counts, u
 from brimful.blocks.texts import TokenizedText, texts_in
 from brimful.core.errors import Counts, add_counts, again, apart, warn_once
 from brimful.core.once import once
-from brimful.core.repeat import Waiting, endless, passed
+from brimful.core.repeat import awaited, endless
 from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat
@@ -112,14 +112,12 @@ class Buffered(Windowed):
         replayed = RowChecksums()
         rows = 0
         ended = False
-        waiting = Waiting()
-        with running(self.upstream, before) as items:
+        with awaited(self.upstream, before) as items:
             while True:
                 most = self._most(size, number)
                 while not ended and (compared or rows < (most + rest_rows(most) if size else AUTO_SAMPLE)):
                     (block, after), left_out = apart(next, items, (EMPTY, END))
                     ended = after == END
-                    waiting.got(block.num_rows)
                     block = self.text.held(block)
                     if compared:
                         replayed.add(self.text.without(block.slice(0, compared)))
@@ -212,7 +210,7 @@ class _BlockInParts(NamedTuple):
 class Planned(Windowed):
     """Windows of `size` rows of indexed data (0: what `policy` needs for 1 % padding, and for `fewest` batches, judged once).
 
-    State: [epoch, number of the window, size].
+    State: [epoch, number of the window, size]; where the data repeat, with the epoch that they have come to.
     """
 
     upstream: Indexed
@@ -230,7 +228,7 @@ class Planned(Windowed):
         return [epoch, 0, self.size or self._judged]
 
     def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
-        epoch, number, size = at
+        epoch, number, size = at["rows"] if isinstance(at, dict) else at
         index, count = self._index, self.upstream.count
         if count == 0:
             return
@@ -251,9 +249,8 @@ class Planned(Windowed):
             lengths = self._lengths(numbers)
             window = PlanningWindow(epoch, number, lengths, numbers, index.locate, index=index, texts_at=self._texts_at)
             number += 1
-            if count is None:
-                passed(self, (last - at[1] * size) // len(index))
-            yield window, END if last == count else [epoch, number, size]
+            state = [epoch, number, size]
+            yield window, END if last == count else self.upstream.reached(epoch, last, state)
             first = last
 
     def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -308,7 +305,7 @@ class Planned(Windowed):
 def parts_of_windows(
     windows: Stage[PlanningWindow],
     at: State,
-    parts: Callable[[PlanningWindow, int, bool], Iterator[tuple[T, int]]],
+    parts: Callable[[PlanningWindow, int, State], Iterator[tuple[T, int]]],
     opens: Callable[[PlanningWindow], T | None] = lambda window: None,
 ) -> Generator[tuple[T, State], None, None]:
     """The parts that `parts` makes of each window.
@@ -316,8 +313,8 @@ def parts_of_windows(
     State: [windows' state before the window, how much of it was handed on, its checksums]. A resume reads the window again.
 
     Args:
-        parts: called with a window, how much of it was handed on before, and whether no window follows; gives each further part
-            with how much is handed on after it, 0 after the last.
+        parts: called with a window, how much of it was handed on before, and the state after it; gives each further part with
+            how much is handed on after it, 0 after the last.
         opens: gives what is handed on before the first part of a window, if that is not handed on at once: then a state between
             its samples has the checksums of all of the window.
     Raises:
@@ -331,7 +328,7 @@ def parts_of_windows(
                 check_replay(windows, window.checksums, saved, f"window {window.number}")
             elif (opened := opens(window)) is not None:
                 yield opened, [before, 0, found]
-            for part, done in parts(window, skip, after == END):
+            for part, done in parts(window, skip, after):
                 if done:
                     yield part, [before, done, found]
                 else:

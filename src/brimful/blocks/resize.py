@@ -13,7 +13,8 @@ from brimful.blocks.blocks import Block, check_replay, rows_at, visible
 from brimful.blocks.checksums import checksums, in_state
 from brimful.blocks.ragged import EMPTY, concat, has_offsets, offsets_in
 from brimful.core.errors import Counts, add_counts, apart, with_counts
-from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, running
+from brimful.core.repeat import awaited
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 
 COALESCED_ROWS: Final = 32
 """In a block of so many, a row costs a stage a few times as much as in one of 4,096; alone, 10 to 100 times as much. With more
@@ -30,7 +31,7 @@ def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], 
     held: list[Block] = []
     rows = size = 0
     state: State = None
-    with running(stage, at) as items:
+    with awaited(stage, at) as items:
         try:
             for (block, after), left_out in with_counts(items):
                 count = block.num_rows

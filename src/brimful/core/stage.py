@@ -123,10 +123,16 @@ class Stage(ABC, Generic[T_co]):
     def over_epochs(self) -> Stage[T_co] | None:
         """The chain as it runs over epochs without an end, where its items may reach over their seams: then what repeats stands
         below. None: all of it ends with an epoch, and begins again."""
-        if not (self.itemwise or self.by_row):
+        if not (self.itemwise or self.by_row or self.carries):
             return None
         flowing = self.below[0].over_epochs
         return None if flowing is None else self.over(flowing)
+
+    @property
+    def carries(self) -> bool:
+        """Whether the end of an epoch leaves tokens for the next one: those that fill no chunk of `concat_chunk`. Then all that
+        stands above runs over the seams, too; but what counts the samples of an epoch does not."""
+        return len(self.below) == 1 and self.below[0].carries
 
     @property
     def endless(self) -> bool:

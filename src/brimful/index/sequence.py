@@ -18,7 +18,8 @@ from brimful.blocks.schema import first_rows, infer, samples_in
 from brimful.core import random
 from brimful.core.errors import ORIGIN, DataError, origins, settle, truth
 from brimful.core.once import once
-from brimful.core.stage import BLOCK_ROWS, CHECKSUMS, Stage, place, running
+from brimful.core.repeat import awaited
+from brimful.core.stage import BLOCK_ROWS, CHECKSUMS, Stage, place
 from brimful.index.index import BlockIndex, DataIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
@@ -95,7 +96,7 @@ class CachedIndex(BlockIndex):
 
     @once
     def block(self) -> Block:
-        with running(self.upstream, self.upstream.start(0)) as items:
+        with awaited(self.upstream, self.upstream.start(0)) as items:
             return concat(block for block, _ in items)
 
     def fingerprint(self) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 from brimful.blocks.blocks import Block, samples
 from brimful.blocks.checksums import checksums, in_state
 from brimful.blocks.resize import resumed
-from brimful.core.repeat import Waiting
-from brimful.core.stage import END, Stage, State, running
+from brimful.core.repeat import awaited
+from brimful.core.stage import END, Stage, State
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,9 @@ class Unbatch(Stage[Any]):
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         before, done, saved = at
-        waiting = Waiting()
         originals = self.upstream.originals
-        with running(self.upstream, before) as items:
+        with awaited(self.upstream, before) as items:
             for block, after in resumed(self.upstream, items, done, saved):
-                waiting.got(block.num_rows)
                 if not done:
                     saved = in_state(checksums(block)) if block.num_rows > 1 else []
                 rest = block.slice(done)
