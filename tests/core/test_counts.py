@@ -76,7 +76,9 @@ def test_each_stage_counts_what_is_below_it_once(
         assert_counted_once(make)
 
 
-chains = st.one_of(draw.rows(), draw.windows(), draw.batches(), draw.in_streams())
+batches = st.builds(draw.chain, draw.windows(), draw.BATCHES[draw.Batched])
+of_ranks = st.builds(draw.chain, batches, draw.SHARES[draw.Sharded], draw.STEPS[draw.MicroBatches])
+chains = st.one_of(draw.rows(), draw.windows(), batches, of_ranks, draw.in_streams())
 
 
 @given(make=chains, rows=st.integers(1, 5), size=sizes)

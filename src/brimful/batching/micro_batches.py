@@ -10,7 +10,7 @@ import numpy as np
 
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.labels import LabelsFollow, counted, read, step_labels
-from brimful.core.errors import add_counts, with_counts
+from brimful.core.errors import add_counts, apart, with_counts
 from brimful.core.once import once
 from brimful.core.repeat import endless
 from brimful.core.replay import whole_step
@@ -53,7 +53,11 @@ class MicroBatches(Stage[Batch]):
         with running(self.upstream, at) as found:
             items = with_counts(found)
             rest = whole_step(items, left) if labels is not None else islice(items, left)
-            while taken := list(rest):
+            while True:
+                taken, after_all = apart(list, rest)
+                if not taken:
+                    add_counts(after_all)
+                    break
                 rest = islice(items, self.micro_batches)
                 step = [batch for (batch, _), _ in taken]
                 labels, here = labels or step_labels([batch.num_labels for batch in step]), None
@@ -68,6 +72,7 @@ class MicroBatches(Stage[Batch]):
                     weight = 1.0 if batch.weight is None else batch.weight
                     own = replace(batch, weight=weight, num_labels=labels, num_labels_here=here, ends_step=ends)
                     yield own, after if ends else {"step": [*size, left, labels and [*labels]], "after": after}
+                add_counts(after_all)
                 left, labels = self.micro_batches, None
 
     def _here(self, step: Sequence[Batch]) -> NumLabels | None:

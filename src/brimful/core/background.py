@@ -344,23 +344,26 @@ def map_ahead(
     failure: Exception | None = None
     pending: deque[tuple[WorkerFuture[R], Any, Counts]] = deque()
     each = with_counts(items)
+    rest: Counts = {}
     try:
         while True:
             try:
-                (item, state), counts = next(each)
-            except StopIteration:
-                break
+                found, rest = apart(next, each, None)
             except Exception as error:
                 failure = error
                 break
+            if found is None:
+                break
+            (item, state), counts = found
             future = workers.submit(fn, item)
             belongs(future)  # the workers may go on for others when this has been closed
             pending.append((future, state, counts))
-            del item
+            del item, found
             if len(pending) >= ahead:
                 yield _settled(pending.popleft())
         while pending:
             yield _settled(pending.popleft())
+        add_counts(rest)
     finally:
         for future, *_ in pending:
             future.cancel()
@@ -398,6 +401,7 @@ class Channel(Generic[T]):
             self._free.put(None)
         self._stopped = False
         self._error: BaseException | None = None
+        self._rest: Counts = {}  # left out after the last item
         self._process = os.getpid()
         context = copy_context()
         self.threads: list[threading.Thread] = [
@@ -420,6 +424,7 @@ class Channel(Generic[T]):
             add_counts(counts)
             yield item
             del item
+        add_counts(self._rest)
         if self._error is not None:
             raise self._error
 
@@ -447,12 +452,16 @@ class Channel(Generic[T]):
     def _work(self) -> None:
         try:
             with closing(self._start()) as items:
-                for item, counts in with_counts(items):
+                each = with_counts(items)
+                while True:
+                    found, self._rest = apart(next, each, None)
+                    if found is None:
+                        break
                     self._free.get()
                     if self._stopped:
                         break
-                    self._made.put((item, counts))
-                    del item
+                    self._made.put(found)
+                    del found
         except BaseException as error:
             self._error = error
         self._made.put(None)
