@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,6 +162,13 @@ class Dataset:
             f"this data set cannot give a sample by its number: it is {self.kind}. Call cache() to keep it in memory, or "
             "to_store(path) to keep it on disk"
         )
+
+    if not TYPE_CHECKING:  # else any attribute would pass for one that is there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            here = name.removeprefix("parallel_")  # as epochraft calls them
+            also = f": call {here}(fn, max_workers=4)" if name != here in ("map", "filter", "filter_map") else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{also}")
 
     def __add__(self, other: Dataset) -> Dataset:
         return concatenated([self, other])

@@ -7,13 +7,13 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from brimful.batching.batch import Uneven, filler
 from brimful.batching.distributed import Rank, in_words, resolve, say_split_groups
 from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of
 from brimful.core.background import Channel, close_together
-from brimful.core.errors import DataError, StateError
+from brimful.core.errors import Counts, DataError, StateError, add_counts, apart, with_counts
 from brimful.core.replay import REPLAY, replayed
 from brimful.core.stage import END, Stage, State, running, runtime, shown
 
@@ -104,7 +104,8 @@ class RoundRobin(Stage[T]):
         while any(entry != END for entry in entries.values()):
             stream = place % self.num_streams
             place += 1
-            item, entries[str(stream)] = readers[stream].take()
+            item, entries[str(stream)], left_out = readers[stream].take()
+            add_counts(left_out)
             if item is not None:
                 over = all(entry == END for entry in entries.values())
                 yield self._weighed(item), END if over else at | {"next": place, "streams": dict(entries)}
@@ -124,7 +125,7 @@ class RoundRobin(Stage[T]):
         rounds = Channel(lambda: self._rounds(at["next"], readers, rendezvous), 1, "streams")
         with closing(rounds), closing(rendezvous):
             pending = rounds.items(rendezvous.waiting)
-            held: dict[int, tuple[T | None, State]] = {}  # what came of streams, by their places
+            held: dict[int, Taken[T]] = {}  # what came of streams, by their places
             entries = {str(stream): at["streams"][str(stream)] for stream in readers}
             place = at["next"]
             end = place - place % self.num_streams  # of the rounds that go on, as far as they are known
@@ -142,7 +143,8 @@ class RoundRobin(Stage[T]):
                 if place >= end or (self.uneven == "drop" and end < place + rank.world_size):
                     return
                 stream = str(mine % self.num_streams)
-                found, entries[stream] = held.pop(mine, (None, entries[stream]))
+                found, entries[stream], left_out = held.pop(mine, Taken(None, entries[stream], {}))
+                add_counts(left_out)
                 place += rank.world_size
                 if found is not None:
                     spare = found if spare is None and at["next"] == 0 else spare
@@ -154,10 +156,10 @@ class RoundRobin(Stage[T]):
 
     def _rounds(
         self, place: int, readers: dict[int, StreamReader[T]], rendezvous: Rendezvous
-    ) -> Generator[dict[int, tuple[T | None, State]], None, None]:
+    ) -> Generator[dict[int, Taken[T]], None, None]:
         """This rank's part of each round that goes on: by stream, from the place of the next step on."""
         first, done = divmod(place, self.num_streams)
-        held: deque[tuple[int, dict[int, tuple[T | None, State]]]] = deque()
+        held: deque[tuple[int, dict[int, Taken[T]]]] = deque()
         failure: Exception | None = None
         over = False
         try:
@@ -168,7 +170,7 @@ class RoundRobin(Stage[T]):
                         still = [stream for stream in readers if number > first or stream >= done]
                         taken = {stream: readers[stream].take() for stream in still}
                         given = len(readers) - len(still)  # before the state, in the middle of the first round
-                        firsts = (item is not None and not began_again(entry) for item, entry in taken.values())
+                        firsts = (item is not None and not began_again(entry) for item, entry, _ in taken.values())
                         rendezvous.post(number, given + sum(firsts))
                         held.append((number, taken))
                     except Exception as error:  # raised once the rounds before it are out
@@ -203,12 +205,20 @@ class RoundRobin(Stage[T]):
         for stream in sorted(range(self.num_streams), key=lambda stream: stream not in own):
             stage = self._stream(stream)
             with running(stage, stage.start(epoch)) as items:
-                for item, _ in items:
+                for (item, _), _ in with_counts(items):  # counted where it comes in its turn
                     return item
         raise AssertionError("an epoch that goes on has an item")
 
     def _weighed(self, item: T) -> T:
         return cast(T, replace(cast(Any, item), weight=1.0)) if self.is_sharded else item
+
+
+class Taken(NamedTuple, Generic[T]):
+    """An item of a stream, the stream's entry in the state after it, and what was left out on the way to it. At the end None."""
+
+    item: T | None
+    entry: State
+    left_out: Counts
 
 
 class StreamReader(Generic[T]):
@@ -225,16 +235,17 @@ class StreamReader(Generic[T]):
             entry = entry["again"] if wrap else END
         self._open(entry)
 
-    def take(self) -> tuple[T | None, State]:
-        """The next item, and the stream's entry in the state after it; at the end None, or the epoch's first one again."""
-        item, after = next(self._items, (None, END))
+    def take(self) -> Taken[T]:
+        """The next item; at the end None, or the epoch's first one again, of which nothing is counted again."""
+        (item, after), left_out = apart(next, self._items, (None, END))
+        left_out = {} if self._again else left_out
         if item is None and self._wrap:
             if self.channel is not None:
                 self.channel.close()
             self._again = True
             self._open(self._stage.start(self._epoch))
-            item, after = next(self._items, (None, END))
-        return item, {"again": after} if self._again else after
+            (item, after), _ = apart(next, self._items, (None, END))
+        return Taken(item, {"again": after} if self._again else after, left_out)
 
     def _open(self, at: State) -> None:
         self.channel: Channel[tuple[T, State]] | None = (

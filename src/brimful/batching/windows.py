@@ -20,15 +20,15 @@ from brimful.blocks.blocks import Block, check_replay, visible
 from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, fingerprint, token_counts, unmasked
 from brimful.blocks.texts import TokenizedText, texts_in
-from brimful.core.errors import warn_once
+from brimful.core.errors import Counts, add_counts, again, apart, warn_once
 from brimful.core.once import once
 from brimful.core.repeat import Waiting, endless, passed
 from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat
 from brimful.index.view import ChosenIndex, UnmaskedIndex
-from brimful.plan import Policy
-from brimful.plan.overlong import unplaceable
+from brimful.plan import OverlongError, Policy
+from brimful.plan.overlong import placeable
 from brimful.plan.window import rest_rows, window_ends, window_rows
 
 T = TypeVar("T")
@@ -71,11 +71,11 @@ def auto_rows(policy: Policy, lengths: NDArray[np.int64], batches: int | None = 
     """How many rows a window needs for 1 % padding under `policy`, or for so many batches, judged by some lengths."""
     if policy.max_length is not None and lengths.ndim == 1:
         lengths = np.minimum(lengths, policy.max_length)
-    elif len(fitting := np.delete(lengths, unplaceable(policy, lengths), axis=0)) < len(lengths):
-        if not len(fitting):
-            return len(lengths)
-        lengths = fitting
-    return window_rows(policy, lengths, batches=batches)
+    try:
+        return window_rows(policy, lengths, batches=batches)
+    except OverlongError:
+        fitting = lengths[placeable(policy, lengths)]
+    return window_rows(policy, fitting, batches=batches) if len(fitting) else len(lengths)
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,19 @@ class Buffered(Windowed):
             while True:
                 most = self._most(size, number)
                 while not ended and rows < (most + rest_rows(most) if size else AUTO_SAMPLE):
-                    block, after = next(items, (EMPTY, END))
+                    (block, after), left_out = apart(next, items, (EMPTY, END))
                     ended = after == END
                     waiting.got(block.num_rows)
                     block = self.text.held(block)
                     if skip:
                         check_replay(self.upstream, self._crc32(block), crc, f"window {number}")
-                    if block.num_rows > skip:
-                        held.append(_BlockInParts(before, skip, crc, block.slice(skip)))
+                        left_out = {}  # it was counted before
+                    if block.num_rows > skip or left_out:
+                        held.append(_BlockInParts(before, skip, crc, block.slice(skip), left_out))
                         rows += block.num_rows - skip
                     before, skip, crc = after, 0, 0
                 if not rows:
+                    self._pop(held, 0)
                     return
                 if not size:
                     block = concat(one.rest for one in held).slice(0, AUTO_SAMPLE)
@@ -156,16 +158,19 @@ class Buffered(Windowed):
         return fingerprint(self.text.without(block))
 
     def _pop(self, held: deque[_BlockInParts], count: int) -> list[Block]:
-        """Takes `count` rows off the front."""
+        """Takes `count` rows off the front, and blocks without a row that follow them."""
         taken = []
         while count:
-            before, gone, crc, rest = held.popleft()
+            before, gone, crc, rest, left_out = held.popleft()
+            add_counts(left_out)
             piece = rest.slice(0, count)
             taken.append(piece)
             count -= piece.num_rows
             if piece.num_rows < rest.num_rows:
                 crc = crc if gone else self._crc32(rest)
-                held.appendleft(_BlockInParts(before, gone + piece.num_rows, crc, rest.slice(piece.num_rows)))
+                held.appendleft(_BlockInParts(before, gone + piece.num_rows, crc, rest.slice(piece.num_rows), {}))
+        while held and not held[0].rest.num_rows:
+            add_counts(held.popleft().left_out)
         return taken
 
     def _lengths(self, block: Block) -> NDArray[np.int64]:
@@ -181,12 +186,14 @@ class Buffered(Windowed):
 
 
 class _BlockInParts(NamedTuple):
-    """A block of which some rows are held: the state before it, its rows that are gone, its crc32 if some are."""
+    """A block of which some rows are held: the state before it, its rows that are gone, its crc32 if some are, and what was left
+    out on the way to it, until one is."""
 
     before: State
     gone: int
     crc: int
     rest: Block
+    left_out: Counts
 
 
 @dataclass(frozen=True)
@@ -301,7 +308,7 @@ def parts_of_windows(
     """
     before, skip, crc = at
     with running(windows, before) as items:
-        for window, after in items:
+        for window, after in again(items, skip > 0):
             if skip:
                 check_replay(windows, window.crc32, crc, f"window {window.number}")
             for part, done in parts(window, skip, after == END):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -92,7 +92,8 @@ def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def as_sample(row: Any) -> Sample:
-    """A row of a user's list: a dict as it is, a string as {"text": string}, integers as {"input_ids": integers}.
+    """A row of a user's list: a dict as it is, another mapping as a dict, a string as {"text": string}, integers as
+    {"input_ids": integers}.
 
     Raises:
         TypeError: for anything else.
@@ -105,10 +106,16 @@ def as_sample(row: Any) -> Sample:
         return {"input_ids": list(row)}
     if isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "iu":
         return {"input_ids": row}
+    row = as_dict(row)
     if not isinstance(row, dict):
         hint = "; of a tensor, its .tolist()" if hasattr(row, "tolist") and not isinstance(row, np.ndarray) else ""
         raise TypeError(f"a sample must be a dict, a string or a list of token ids (got {type(row).__name__}){hint}")
     return row
+
+
+def as_dict(sample: Any) -> Any:
+    """Any other mapping, such as what a tokenizer returns, as a dict."""
+    return dict(sample) if not isinstance(sample, dict) and isinstance(sample, Mapping) else sample
 
 
 def from_samples(rows: Sequence[Sample]) -> Block:

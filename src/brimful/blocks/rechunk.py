@@ -16,7 +16,7 @@ import pyarrow as pa
 from brimful.blocks.blocks import Block, check_replay
 from brimful.blocks.ragged import EMPTY, Ragged, concat, cut_together, fingerprint, list_array, ragged, with_column
 from brimful.blocks.resize import coalesced
-from brimful.core.errors import ORIGIN, settle
+from brimful.core.errors import ORIGIN, again, settle
 from brimful.core.once import once
 from brimful.core.repeat import endless
 from brimful.core.stage import END, Stage, State
@@ -57,7 +57,7 @@ class Rechunk(Stage[Block]):
         held: deque[HeldBlock] = deque()
         tokens = found = 0  # of the held rows, and their crc32
         with closing(coalesced(self.upstream, before)) as items:
-            for block, after in items:
+            for block, after in again(items, replay):
                 rows = self._target(block)
                 if held or rows.num_rows:
                     held.append(HeldBlock(before, block.num_rows, rows if held else without_front(rows, row, value)))

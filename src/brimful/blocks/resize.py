@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Block, check_replay, rows_at, visible
 from brimful.blocks.ragged import EMPTY, concat, fingerprint, has_offsets, offsets_in
+from brimful.core.errors import Counts, add_counts, apart, with_counts
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, running
 
 COALESCED_ROWS: Final = 32
@@ -30,13 +31,14 @@ def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], 
     state: State = None
     with running(stage, at) as items:
         try:
-            for block, after in items:
+            for (block, after), left_out in with_counts(items):
                 count = block.num_rows
                 own = sum(map(bytes_in, visible(block).columns)) if 0 < count < most else 0
                 full = rows + count > most or size + own > BLOCK_BYTES
                 if held and count and (full or not block.schema.equals(held[0].schema)):
                     yield concat(held), state
                     held, rows, size = [], 0, 0
+                add_counts(left_out)
                 held.append(block)
                 rows, size, state = rows + count, size + own, after
                 if not count or rows >= most:
@@ -55,7 +57,7 @@ def resumed(
 ) -> Iterator[tuple[Block, State]]:
     """The items of a stage. Where `done` rows of the first block were given, its crc32 must be `crc`."""
     if done:
-        first, after = next(items, (EMPTY, END))
+        (first, after), _ = apart(next, items, (EMPTY, END))  # what it left out was counted before
         check_replay(stage, fingerprint(first), crc, f"{done:,} rows into a block")
         yield first, after
     yield from items
@@ -106,6 +108,7 @@ class Cursor:
         self._items = None if before == END else coalesced(stage, before)
         self.rest: Block = EMPTY  # of the block at hand
         self._after = before
+        self._left_out: Counts = {}  # on the way to that block, of which no row was taken yet
 
     @property
     def state(self) -> list[State]:
@@ -114,22 +117,27 @@ class Cursor:
     def fill(self) -> int:
         """How many rows are at hand. Where there are none it reads on; 0 at the end."""
         while not self.rest.num_rows and self._items is not None:
-            item = next(self._items, None)
+            item, self._left_out = apart(next, self._items, None)
             block, self._after = item or (EMPTY, END)
             if self._taken:
+                self._left_out = {}  # it was counted before
                 check_replay(self._stage, fingerprint(block), self._crc, f"{self._taken:,} rows into a block")
             if item is None:
+                self._count()
                 self.close()
                 break
             self.rest = block.slice(self._taken)
             if not self.rest.num_rows:
                 self._before = self._after
+                self._count()
         return int(self.rest.num_rows)
 
     def take(self, rows: int) -> Block:
         """The next `rows` of the rows at hand."""
         if 0 < rows < self.rest.num_rows and not self._taken:
             self._crc = fingerprint(self.rest)
+        if rows:
+            self._count()
         piece, self.rest = self.rest.slice(0, rows), self.rest.slice(rows)
         self._taken += rows
         if rows and not self.rest.num_rows:
@@ -140,6 +148,10 @@ class Cursor:
         if self._items is not None:
             self._items.close()
             self._items = None
+
+    def _count(self) -> None:
+        counts, self._left_out = self._left_out, {}
+        add_counts(counts)
 
 
 def bytes_in(array: pa.Array, width: Callable[[pa.DataType], int] = lambda kind: 8) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from brimful.core.ahead import AHEAD, HANDED_ON, then
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
-from brimful.core.errors import TALLY, BrokenError, StateError, Tally, counted
+from brimful.core.errors import TALLY, BrokenError, StateError, Tally, apart, counted
 from brimful.core.replay import keep_weights
 from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header, shown
 from brimful.core.states import check_form, position_of, sealed
@@ -63,10 +63,11 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self.stats: Stats = Stats(tally)
         self._stage = stage
         try:
-            self._header = self._context.run(stage.header)
             if state_dict is None:
+                self._header = self._context.run(stage.header)
                 self._state = self._context.run(stage.start, epoch)
-            else:
+            else:  # a filter of indexed data was asked, and counted, before the state was saved
+                self._header, _ = self._context.run(apart, stage.header)
                 self._state = self._position(state_dict, different)
         except StopIteration as error:
             raise _no_end(error) from error

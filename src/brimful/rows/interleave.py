@@ -17,7 +17,7 @@ from brimful.blocks.resize import Cursor
 from brimful.blocks.schema import as_text, from_text
 from brimful.blocks.several import conformed, union_of
 from brimful.blocks.typed import Typed
-from brimful.core.errors import StateError
+from brimful.core.errors import StateError, add_counts, apart
 from brimful.core.replay import REPLAY
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, described, runtime
 from brimful.plan.mix import ENDLESS, Stop, check, due, stratified
@@ -78,16 +78,20 @@ class Interleave(Typed):
                 weights = earlier[past][1] if past < len(earlier) else self.weights
                 for source, weight in zip(sources, weights, strict=True):
                     source.weight = weight
-                more, failure = True, None
+                more, failure, left_out = True, None, {}
                 try:
-                    more = self._settle(sources)
+                    more, left_out = apart(self._settle, sources)
                 except Exception as error:  # raised once the rows before it are out
                     failure = error
                 if replay is not None and not more:  # its end must come again too, also where it gave no row
                     served = max(1, sum(source.served for source in sources))
                     replay.place = [*earlier[:past], [served, earlier[past][1]]]
+                if not more:  # nothing will be asked for after the last block
+                    add_counts(left_out)
+                    left_out = {}
                 if block.num_rows or not more:
                     yield block, state if more else END
+                add_counts(left_out)
                 if failure is not None:
                     raise failure
                 if not more:

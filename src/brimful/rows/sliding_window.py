@@ -14,7 +14,7 @@ from brimful.blocks.blocks import KEY, Block, check_replay, visible, with_origin
 from brimful.blocks.ragged import EMPTY, array_of, concat, list_array
 from brimful.blocks.rechunk import HeldBlock, drop_front, held_crc
 from brimful.blocks.resize import bytes_in, coalesced
-from brimful.core.errors import DataError, settle, where
+from brimful.core.errors import DataError, again, settle, where
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_streams
 
 
@@ -45,7 +45,7 @@ class SlidingWindow(Stage[Block]):
         before, skip, replay, crc = at
         held: deque[HeldBlock] = deque()  # the rows from which windows are to come
         with closing(coalesced(self.upstream, before)) as items:
-            for block, after in items:
+            for block, after in again(items, replay):
                 if block.num_rows:
                     rest = block.drop_columns([KEY]) if KEY in block.schema.names else block
                     held.append(HeldBlock(before, block.num_rows, rest.slice(skip)))
