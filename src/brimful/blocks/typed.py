@@ -116,13 +116,13 @@ class TypedFunction(Typed, Generic[Made]):
     def _first(self, calls: Iterator[CallResult[Made | Fitted]]) -> _First[Made]:
         """The first calls, as many as give the types. An error that comes after them is kept, and raised in its turn."""
         items: list[tuple[CallResult[Made | Fitted], Counts]] = []
-        count, wanted, waiting = 0, FIRST_ROWS, Waiting()
+        count, wanted, waiting = 0, FIRST_ROWS, Waiting(self, None)
         failure = None
         try:
             while count < wanted and (found := apart(next, calls, None))[0] is not None:
                 items.append(found)
                 own = sum(map(len, _there([found])))
-                waiting.got(own)
+                waiting.got(own, found[0].after)
                 count += own
                 if wanted <= count < SAMPLE_ROWS and not self.types_of(_there(items))[1]:
                     wanted = min(2 * count, SAMPLE_ROWS)

@@ -334,8 +334,7 @@ Counts: TypeAlias = dict[str, tuple[int, str | None]]
 class Tally:
     """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator.
 
-    `made` queues what each batch on its way to the consumer holds, in the order in which they were made; `epochs` counts those
-    that each thing that repeats has given: see `core.repeat`.
+    `made` queues what each batch on its way to the consumer holds, in the order in which they were made.
 
     Args:
         log: called with the message of a count, the first time.
@@ -343,7 +342,6 @@ class Tally:
 
     def __init__(self, log: Callable[[str], None] = logger.warning) -> None:
         self.made: deque[Any] = deque()
-        self.epochs: dict[int, int] = {}
         self._log = log
         self._counts: Counts = {}
         self._lock = threading.Lock()
