@@ -529,6 +529,20 @@ MUTANTS = [
         of("test_interrupt", "test_a_ctrl_c_at_any_place_loses_no_item_no_state_and_no_thread"),
     ),
     Mutant(
+        "what a second Ctrl-C left half closed is gone on with",
+        "core/iterator.py",
+        "if self._items is not None and self._reached is not self._state:",
+        "if False:",
+        of("test_interrupt", "test_two_ctrl_c_of_a_terminal_end_in_keyboard_interrupts_and_the_items_after_them[thread]"),
+    ),
+    Mutant(
+        "a read that nobody wants any longer is waited for",
+        "core/background.py",
+        "    while not stopping:\n",
+        "    while True:\n",
+        of("sources/test_stuck", "test_a_ctrl_c_ends_a_process_whose_read_over_http_is_stuck[begun.jsonl]"),
+    ),
+    Mutant(
         "the state is that of an item before it is handed out",
         "core/iterator.py",
         "                item = then(item, self._counted)\n",

@@ -52,6 +52,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._running = Running(KEEPER.get())  # below it, in threads
         self._error: Exception | None = None
         self._closed = self._over = False
+        self._reached: State = None  # the state up to which `_items` has come; None while it is asked
         tally = Tally()
         self._context = copy_context()
         self._context.run(TALLY.set, tally)  # before the first use: of indexed data a filter counts what it leaves out
@@ -86,7 +87,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 "this iterator was closed before its end; go on with a new one: iter(state), with the state_dict() of this one"
             )
         before, outer = self._state, sys.exception()
+        self._running.handled = id(outer)
         try:
+            if self._items is not None and self._reached is not self._state:  # a Ctrl-C came while it was being closed
+                self._stop()
             try:
                 item, after, error = self._context.run(self._take)
             except RuntimeError:  # of `run` itself: somebody else is in this context
@@ -182,10 +186,12 @@ class ResumableIterator(Iterator[T], Generic[T]):
             if self._items is None:
                 self.stats.began()
                 self._items = self._stage.items(self._state)
+            self._reached = None
             item, after = next(self._items, (nothing, None))
             self.stats.waited(began, time.perf_counter())
             if after is not None:
                 item = then(item, self._counted)
+            self._reached = after
             return item, after, None
         except StopIteration as error:
             wrong = _no_end(error)
@@ -209,12 +215,13 @@ class ResumableIterator(Iterator[T], Generic[T]):
         return True
 
     def _close(self) -> BaseException | None:
-        items, self._items = self._items, None
-        stop_all(self._running)  # else what closes below waits for workers that nobody has stopped
+        """Where a Ctrl-C comes in the middle of it, the next call does all of it again."""
         try:
-            if items is not None:
-                items.close()
+            stop_all(self._running)  # else what closes below waits for workers that nobody has stopped
+            if self._items is not None:
+                self._items.close()
             close_all(self._running)
+            self._items = None
         except BaseException as error:
             return error
         return None
