@@ -12,6 +12,7 @@ from typing import Any, Protocol, final
 from torch.utils.data import IterableDataset, get_worker_info
 
 from brimful.core.above import GUARD
+from brimful.core.ahead import hands_on
 from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
 from brimful.core.errors import BrokenError, Counts, StateError, add_counts, integer, tallied
@@ -143,9 +144,12 @@ class Loader(IterableDataset[Any]):
 
     def _rest_of_steps(self, loop: object, steps_per_epoch: int) -> Iterator[Any]:
         """The batches after the last one, to the end of an epoch of so many steps."""
-        if self._running is None:
+        running = self._running
+        if running is None or running._deferred != hands_on():  # its items are for another kind of taker
             self._running = self._begun(self._place())
             self._restored = self._left = None
+            if running is not None:
+                running.close()
         self._last = running = self._running
         over = False
         while not over and (batch := next(running, None)) is not None:
@@ -154,10 +158,10 @@ class Loader(IterableDataset[Any]):
             if over:
                 self.epoch, self._steps = self.epoch + 1, 0
             yield batch
-            if self._running is not running:
-                return  # sent to another place
             if not self._consumed.runs(loop):
                 raise _ended_by_another()
+            if self._running is not running:
+                return  # sent to another place
 
     def _begun(self, state: dict[str, Any] | None) -> ResumableIterator[Any]:
         """A run from a state of its own, or of the epoch from its start."""

@@ -241,6 +241,11 @@ class Stage(ABC, Generic[T_co]):
         """The lists that it begins with, described by all that is in them: their header has no more than lengths."""
         return [words for one in self.asked for words in one.contents()]
 
+    @property
+    def static_buffers(self) -> bool:
+        """Whether items come in tensors that later ones come in too: whoever holds some of them copies, or refuses."""
+        return any(one.static_buffers for one in self.below)
+
     def functions(self) -> list[str]:
         """The functions of the user's that it calls, which no header holds by value, each with its verb: `map(clean)`."""
         called = filter(is_function, settings_of(self).values())
