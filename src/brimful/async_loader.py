@@ -129,6 +129,8 @@ class AsyncLoader:
     def _loop(self) -> Generator[Any, None, None]:
         if isinstance(self.loader, Loader | AsyncLoader):
             GUARD.loop_here().check_loader(self, followed=self._consumed.followed)
+        if self._stage.static_buffers:
+            GUARD.loop_here().check_buffers()
         if (place := self._consumed.left_at) is not None:
             self._go_back(place)
         self._running = self._last = running = ResumableIterator(self._stage, None, ())
@@ -311,6 +313,10 @@ class Loaded(Stage[Any]):
     loader: Iterable[Any] = runtime()
     passes_on: bool = runtime(False)
 
+    @property
+    def static_buffers(self) -> bool:
+        return self.passes_on and has_static_buffers(self.loader)
+
     def start(self, epoch: int) -> State:
         try:
             return self._state(0)
@@ -353,3 +359,9 @@ def micro_batches_of(loader: Any) -> int | None:
     """How many batches of a loader are made for one optimizer step; None where nothing says."""
     number: int | None = getattr(getattr(innermost(loader), "batches", None), "micro_batches", None)
     return number
+
+
+def has_static_buffers(loader: Any) -> bool:
+    """Whether batches of a loader of ours, or Batches, come in tensors that later ones come in too."""
+    stage: Stage[Any] = loader._stage if isinstance(loader, AsyncLoader) else getattr(loader, "batches", loader).stage
+    return stage.static_buffers

@@ -69,7 +69,10 @@ class Batches:
         check_depth(self.stage)
 
     def __iter__(self) -> Iterator[Any]:
-        GUARD.loop_here().check_batches()
+        begun = GUARD.loop_here()
+        begun.check_batches()
+        if self.stage.static_buffers:
+            begun.check_buffers()
         return self.iter()
 
     def iter(

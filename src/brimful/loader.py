@@ -93,6 +93,8 @@ class Loader(IterableDataset[Any]):
             )
         begun = GUARD.loop_here()
         begun.check_loader(self, followed=self._consumed.followed)
+        if self.batches.stage.static_buffers:
+            begun.check_buffers()
         self._reader = begun.reader.name
         if (place := self._consumed.left_at) is not None:
             self.leave_at(place)

@@ -18,12 +18,12 @@ from accelerate.state import GradientState
 from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 
-from brimful.async_loader import AsyncLoader, micro_batches_of
+from brimful.async_loader import AsyncLoader, has_static_buffers, micro_batches_of
 from brimful.batches import Batches
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
-from brimful.integrations.guard import check_shared_out
+from brimful.integrations.guard import check_shared_out, refuse_static_buffers
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
 
@@ -258,6 +258,8 @@ def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Any:
     if not isinstance(loader, Loader | AsyncLoader):
         return one
     check_shared_out(loader, accelerator.num_processes, "processes", "each would get")
+    if has_static_buffers(loader):
+        refuse_static_buffers("Accelerate")
     micro_batches = micro_batches_of(loader)
     if micro_batches is not None and accelerator.gradient_accumulation_steps == 1:
         accelerator.gradient_accumulation_steps = micro_batches

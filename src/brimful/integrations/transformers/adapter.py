@@ -15,10 +15,11 @@ from transformers import Trainer, TrainerCallback
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from brimful.async_loader import innermost
+from brimful.async_loader import has_static_buffers, innermost
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
+from brimful.integrations.guard import refuse_static_buffers
 from brimful.integrations.transformers import checkpoint as checkpoint_file
 from brimful.integrations.transformers.data import (
     SKIPPED,
@@ -118,7 +119,10 @@ class Adapter:
         if self._given:
             refuse_settings(trainer, self._data_collator, trains="train_dataset" in self._given)
         if is_ours(trainer.train_dataset):
-            self._data.is_run(self._data.own("train_dataset", trainer.train_dataset))
+            own = self._data.own("train_dataset", trainer.train_dataset)
+            self._data.is_run(own)
+            if (accumulated := trainer.args.gradient_accumulation_steps) > 1 and has_static_buffers(own):
+                refuse_static_buffers(f"Trainer with gradient_accumulation_steps={accumulated}")
         for name, given in _each("eval_dataset", trainer.eval_dataset):
             if is_ours(given):
                 self._data.own(name, given)

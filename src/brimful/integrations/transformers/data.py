@@ -13,11 +13,12 @@ import torch
 from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
 
-from brimful.async_loader import AsyncLoader, innermost
+from brimful.async_loader import AsyncLoader, has_static_buffers, innermost
 from brimful.batches import Batches
 from brimful.core.errors import logger
 from brimful.core.stage import running
 from brimful.dataset import Dataset
+from brimful.integrations.guard import refuse_static_buffers
 from brimful.isolation.guard import packed_segments
 from brimful.loader import Loader
 
@@ -168,6 +169,8 @@ def refuse_evaluation(name: str, given: Batches | Loader | AsyncLoader, is_train
         raise ValueError(
             f"{name} is the loader of train_dataset, and an evaluation would move it: give it one of its own, batches.loader()"
         )
+    if has_static_buffers(given):  # the labels of all batches are kept
+        refuse_static_buffers(f"an evaluation of {name}")
     if steps_set(given) is not None:
         raise ValueError(
             f"{name} has steps_per_epoch={steps_set(given)}, so that each evaluation would see other batches: give it "
