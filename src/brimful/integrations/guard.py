@@ -15,6 +15,7 @@ from brimful.core.above import ReadsAhead
 
 _FETCHING: Final = "torch.utils.data._utils.fetch"
 """The module of torch in whose frames a DataLoader asks for samples, by an object that knows what becomes of them."""
+_FETCHERS: Final = ("lightning.pytorch.loops.fetchers", "pytorch_lightning.loops.fetchers")
 CALLBACK: Final = "brimful.integrations.lightning"
 """Where the class of the callback is made that tells loaders what Lightning has used."""
 FOR_TRAINER: Final = "Hugging Face's Trainer takes batches by brimful.integrations.transformers.trainer_class(Trainer)"
@@ -184,15 +185,16 @@ def _holder(frames: list[tuple[str, FrameType]]) -> str | None:
     """Who else holds an item while the next is made: workers, collating of several, Lightning without a length, nodes."""
     if (worker := get_worker_info()) is not None:
         return f"a DataLoader with {worker.num_workers} workers"
-    for module, frame in frames:
-        own = frame.f_locals.get("self")
-        several = frame.f_locals.get("possibly_batched_index")
-        if module == _FETCHING and isinstance(several, list) and len(several) > 1:
-            return f"a DataLoader with batch_size={len(several)}"
-        if module in ("lightning.pytorch.loops.fetchers", "pytorch_lightning.loops.fetchers"):
-            if getattr(own, "prefetch_batches", 0) and own.length is None:
+    for module, frame in frames:  # a frame that is asked for its locals keeps them
+        if module == _FETCHING:
+            several = frame.f_locals.get("possibly_batched_index")
+            if isinstance(several, list) and len(several) > 1:
+                return f"a DataLoader with batch_size={len(several)}"
+        elif module in _FETCHERS:
+            fetcher = frame.f_locals.get("self")
+            if getattr(fetcher, "prefetch_batches", 0) and fetcher.length is None:
                 return "Lightning"
-        if module.startswith("torchdata.nodes."):
+        elif module.startswith("torchdata.nodes."):
             return "torchdata.nodes"
     return None
 
