@@ -2357,8 +2357,8 @@ MUTANTS = [
     Mutant(
         "a trainer does not know that a batch is packed",
         "integrations/transformers/data.py",
-        "made.segments = packed_segments(batch)",
-        "made.segments = None",
+        "made.segments = partial(packed_segments, batch)",
+        "made.segments = lambda: None",
         of(
             "integrations/test_transformers",
             "test_packed_batches_are_refused_for_models_that_mix_their_samples[bert]",

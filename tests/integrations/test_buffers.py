@@ -124,7 +124,9 @@ HOLDERS: dict[str, Callable[[], Any]] = {
     "an evaluation of eval_dataset ": lambda: trainer(None),
     "Accelerate": lambda: accelerate(static().loader()),
     "Accelerate ": lambda: prepared(static()),
-    "Accelerate  ": lambda: prepared(bf.AsyncLoader(bf.from_sequence(ROWS).batch(1).loader(), "cpu", static_buffers=True)),
+    "Accelerate  ": lambda: prepared(
+        bf.AsyncLoader(bf.from_sequence(ROWS).batch(1).loader(), "cpu", static_buffers=True)
+    ),
     "Lightning": lambda: lightning(static("streamed").loader()),
     "Lightning ": lambda: lightning(bf.AsyncLoader(static("streamed").loader(), "cpu"), verb="test"),
     "Lightning  ": lambda: lightning(static("streamed"), verb="validate"),
@@ -141,7 +143,9 @@ HOLDERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_whoever_holds_a_batch_while_the_next_is_made_refuses(holder: str) -> None:
-    words = rf"{holder.rstrip()} holds a batch while the next one is made, and static_buffers .* Leave static_buffers out"
+    words = (
+        rf"{holder.rstrip()} holds a batch while the next one is made, and static_buffers .* Leave static_buffers out"
+    )
     with pytest.raises(ValueError, match=words):
         HOLDERS[holder]()
 
@@ -172,13 +176,17 @@ def test_all_others_see_each_batch(reader: str) -> None:
 
 @pytest.mark.parametrize("keep", [list, lambda batches: [batch["input_ids"] for batch in batches], sorted])
 def test_batches_that_are_kept_are_an_error_and_not_one_batch_many_times(keep: Callable[[Any], Any]) -> None:
-    with pytest.raises(ValueError, match=r"^static_buffers puts every batch .* more than 8 of them are held: all are the"):
+    with pytest.raises(
+        ValueError, match=r"^static_buffers puts every batch .* more than 8 of them are held: all are the"
+    ):
         keep(static())
 
 
 def test_two_loops_that_take_the_same_batches_in_turn_are_an_error() -> None:
     both = static()
-    with pytest.raises(ValueError, match=r"^two loops take these batches in turn, and static_buffers gives both the same"):
+    with pytest.raises(
+        ValueError, match=r"^two loops take these batches in turn, and static_buffers gives both the same"
+    ):
         list(zip(both, both))
     assert [first(batch) for _ in range(2) for batch in both] == [row["input_ids"][0] for row in ROWS] * 2
 

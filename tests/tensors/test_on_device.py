@@ -354,7 +354,9 @@ def test_a_loader_that_fills_its_tensors_again_is_never_seen_to(
             for number in range(12):
                 yield {"input_ids": ids.fill_(number)}
 
-    device = torch.device("cpu", 0) if where == "on the host" else torch.device("cpu")  # what is on "cpu" is not on "cpu:0"
+    device = (
+        torch.device("cpu", 0) if where == "on the host" else torch.device("cpu")
+    )  # what is on "cpu" is not on "cpu:0"
     empty = torch.empty
     with (
         closing(Late()) as backend,

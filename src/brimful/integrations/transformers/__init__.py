@@ -115,6 +115,9 @@ def _made(base: Any, isolation: str) -> Any:
             ours = is_ours(self.train_dataset)
             return self._brimful.train_dataloader() if ours else super().get_train_dataloader()
 
+        def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
+            return self._brimful.ended(super().set_initial_training_values(*args, **kwargs))
+
         def num_examples(self, dataloader: Any) -> int:
             known = self._brimful.num_examples(dataloader)
             return super().num_examples(dataloader) if known is None else known

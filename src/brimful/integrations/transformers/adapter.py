@@ -77,6 +77,7 @@ class Adapter:
         self._weighed = False
         self._trained = 0  # batches since the last optimizer step
         self._saved_at: int | None = None
+        self._resumed_at = 0  # the optimizer step of the checkpoint that the run goes on from
 
     def taken_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The constructor's arguments with a stand-in for each of ours; those are put back by `begin`."""
@@ -143,6 +144,7 @@ class Adapter:
             return
         checkpoint = checkpoint_file.last_complete(trainer.args.output_dir) or True if resume is True else resume
         saved = checkpoint_file.read(checkpoint) if checkpoint and checkpoint is not True else None
+        self._resumed_at = 0 if saved is None else saved["global_step"]
         self.steps = self._steps(saved)
         if saved is not None:
             self.steps.loader.load_state_dict(saved["loader"])
@@ -157,6 +159,12 @@ class Adapter:
     def train_dataloader(self) -> Any:
         """The run's own while it goes on; before and after, one of a run by itself, which moves nothing."""
         return as_dataloader(self.steps if self._in_train and self.steps is not None else self._steps(None, aside=True))
+
+    def ended(self, values: Any) -> Any:
+        """What Trainer works out before a run: its epochs, the steps of one, ..., all steps. A resume at the end has no more
+        epochs: Trainer itself would train a step before it looks at their number."""
+        _, per_epoch, *_, steps = values
+        return (self._resumed_at // per_epoch, *values[1:]) if 0 < steps <= self._resumed_at else values
 
     def refuse_skipped(self, samples: list[Any]) -> None:
         """An error where a batch to train on is a placeholder of one to pass over."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice, repeat
 from typing import Any, Final, NamedTuple, TypeGuard
 
@@ -42,7 +43,7 @@ class TrainerBatch(dict[str, Any]):
     """A batch with the keys that the model takes, and beside it what the trainer must know and the model must not."""
 
     is_filler: bool = False
-    segments: torch.Tensor | None = None  # which slot is whose, where several samples lie in a row
+    segments: Callable[[], torch.Tensor | None]  # says which slot is whose, where several samples lie in a row
     share: Share | None = None
 
 
@@ -278,7 +279,7 @@ class ModelInputs:
             )
         made = TrainerBatch((key, batch[key]) for key in keys)
         made.is_filler = bool(batch.get("is_filler", False))
-        made.segments = packed_segments(batch)
+        made.segments = partial(packed_segments, batch)
         return made
 
 
