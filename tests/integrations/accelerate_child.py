@@ -85,13 +85,21 @@ def refused(folder: Path) -> Any:
     return said
 
 
-def gathered(folder: Path) -> Any:
+def of_numbers(samples: list[Any]) -> dict[str, Any]:
+    """A batch without tokens, with a tensor that has no row of a sample."""
+    numbers = torch.tensor([int(sample["number"][0]) for sample in samples])
+    return {"edges": torch.zeros(7, 2), "number": numbers, "twice": 2 * numbers}
+
+
+def gathered(folder: Path, column: str) -> Any:
     """The samples of an epoch, gathered for a metric: 5 batches of 2 on 2 processes, the last one a filler."""
     accelerator = Accelerator(cpu=True)
-    loader = prepare(accelerator, bf.from_sequence(rows_of(10)).batch(2).shard().loader())
+    data = bf.from_sequence([{column: row["input_ids"], "name": "a row"} for row in rows_of(10)])
+    batches = data.batch(2) if column != "number" else data.batch(2, collate_fn=of_numbers)
+    loader = prepare(accelerator, batches.shard().loader())
     found: list[int] = []
     for batch in loader:
-        rows = batch["input_ids"][:, 0].tolist()
+        rows = batch[column].flatten(1)[:, 0].tolist() if batch[column].dim() > 1 else batch[column].tolist()
         found += accelerator.gather_for_metrics(rows, use_gather_object=True)
     return found
 

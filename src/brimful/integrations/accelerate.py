@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
@@ -26,6 +27,7 @@ from brimful.core.states import merge_states
 from brimful.integrations.guard import check_shared_out, refuse_static_buffers
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
+from brimful.tensors.structures import tensors_of
 
 __all__ = ["load", "prepare", "save"]
 
@@ -175,6 +177,7 @@ class Prepared(DataLoaderStateMixin):
         self._handed_out = 0
 
     def __iter__(self) -> Iterator[Any]:
+        self._end()
         self._loop = loop = object()
         self.loader.follow(lambda: self._handed_out)
         self.begin()
@@ -190,10 +193,15 @@ class Prepared(DataLoaderStateMixin):
                 self._guard.saw(batch)
                 yield send_to_device(batch, self._accelerator.device) if self._accelerator.device_placement else batch
         finally:
-            self.end()
             if self._loop is loop:
-                self._loop = None
+                self._end()
                 self.loader.follow(None)
+
+    def _end(self) -> None:
+        """The loop that runs ends: Accelerate knows no more of it. It would forget a later one too."""
+        if self._loop is not None:
+            self._loop = None
+            self.end()
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -220,14 +228,18 @@ class Prepared(DataLoaderStateMixin):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration continue from a state. It may be a state of the loader itself."""
         self.loader.load_state_dict(state_dict)
-        self._loop = None
+        self._end()
 
     def _rows_of_last_step(self, batch: Any) -> int:
         """How many rows the last step has on all processes without its fillers, where it has some and they come last: what
         `gather_for_metrics` keeps. -1, which keeps all, where that says nothing."""
         if self._accelerator.num_processes == 1 or not isinstance(batch, dict) or "is_filler" not in batch:
             return -1
-        mine = torch.tensor([0 if batch["is_filler"] else len(batch["input_ids"])], device=self._accelerator.device)
+        sizes = Counter(len(one) for one in tensors_of(batch) if one.dim())
+        if not sizes:
+            return -1
+        own = len(batch["input_ids"]) if "input_ids" in batch else sizes.most_common(1)[0][0]
+        mine = torch.tensor([0 if batch["is_filler"] else own], device=self._accelerator.device)
         rows: list[int] = self._accelerator.gather(mine).tolist()
         real = rows.index(0) if 0 in rows else len(rows)
         return sum(rows) if 0 in rows and not any(rows[real:]) else -1
