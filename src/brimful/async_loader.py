@@ -138,7 +138,7 @@ class AsyncLoader:
             GUARD.loop_here().check_buffers()
         if (place := self._consumed.left_at) is not None:
             self._go_back(place)
-        loaded = self._loaded if self._loaded.passes_on else replace(self._loaded, begun=self._begin(), over=[])
+        loaded = self._loaded if self._loaded.passes_on else replace(self._loaded, begun=self._begin(), ended=[])
         self._running = self._last = running = ResumableIterator(self._around(loaded), None, ())
         start = _snapshot_at(running.position)()
         loop = self._consumed.begin(start)
@@ -161,7 +161,7 @@ class AsyncLoader:
                     self._running = None
                     self.loader.leave_at(state)
                 elif hasattr(self.loader, "load_state_dict") or hasattr(self.loader, "__next__"):
-                    self._left = Left(start, _snapshot_at(loaded.start(0))(), self._now()(), bool(loaded.over))
+                    self._left = Left(start, _snapshot_at(loaded.start(0))(), self._now()(), bool(loaded.ended))
 
     def _begin(self) -> Iterator[Any]:
         """The batches of a loader that is not ours, as they are after those that were handed out: what a loop that was left had
@@ -176,7 +176,7 @@ class AsyncLoader:
                 "Give it a loader that begins anew, or one with state_dict and load_state_dict",
                 type(self.loader).__name__,
             )
-        elif left.over or not _same(_snapshot_at(self._loaded.start(0))(), left.began):
+        elif left.ended or not _same(_snapshot_at(self._loaded.start(0))(), left.began):
             self.loader.load_state_dict(left.used)
             iter(self.loader)  # has gone back by now
             batches = iter(self.loader)
@@ -337,7 +337,7 @@ class Left(NamedTuple):
     began: State
     stands: State
     used: State
-    over: bool
+    ended: bool
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,7 @@ class Loaded(Stage[Any]):
     """The batches of a loader from where it stands.
 
     `passes_on`: the loader is one of ours, which hands on what the consumer's thread is to make. `begun`: its iterator, where
-    there is one already. `over`: gets an entry at its end.
+    there is one already. `ended`: gets an entry at its end.
 
     State: a snapshot of the loader's own, where it has one: then it is sent to a place by its own `load_state_dict` before. Else
     the number of batches that it gave; so many are passed over.
@@ -354,7 +354,7 @@ class Loaded(Stage[Any]):
     loader: Iterable[Any] = runtime()
     passes_on: bool = runtime(False)
     begun: Iterator[Any] | None = runtime(None)
-    over: list[None] | None = runtime(None)
+    ended: list[None] | None = runtime(None)
 
     @property
     def static_buffers(self) -> bool:
@@ -375,8 +375,8 @@ class Loaded(Stage[Any]):
         try:
             for number, batch in enumerate(islice(batches, given, None), given + 1):
                 yield batch, number if stateless else self._state(number)
-            if self.over is not None:
-                self.over.append(None)
+            if self.ended is not None:
+                self.ended.append(None)
         finally:
             if close is not None:
                 close()
@@ -399,8 +399,10 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, torch.Tensor | np.ndarray):
-        return type(one) is type(other) and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
     return bool(one == other)
 
 

@@ -146,13 +146,13 @@ class Loader(IterableDataset[Any]):
 
     def _rest_of_steps(self, loop: object, steps_per_epoch: int) -> Iterator[Any]:
         """The batches after the last one, to the end of an epoch of so many steps."""
-        running = self._running
+        running = before = self._running
         if running is None or running._deferred != hands_on():  # its items are for another kind of taker
-            self._running = self._begun(self._place())
+            self._running = running = self._begun(self._place())
             self._restored = self._left = None
-            if running is not None:
-                running.close()
-        self._last = running = self._running
+        if before is not None and before is not running:
+            before.close()
+        self._last = running
         over = False
         while not over and (batch := next(running, None)) is not None:
             self._steps += 1

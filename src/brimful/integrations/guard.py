@@ -192,7 +192,7 @@ def _holder(frames: list[tuple[str, FrameType]]) -> str | None:
                 return f"a DataLoader with batch_size={len(several)}"
         elif module in _FETCHERS:
             fetcher = frame.f_locals.get("self")
-            if getattr(fetcher, "prefetch_batches", 0) and fetcher.length is None:
+            if getattr(fetcher, "prefetch_batches", 0) and getattr(fetcher, "length", None) is None:
                 return "Lightning"
         elif module.startswith("torchdata.nodes."):
             return "torchdata.nodes"
