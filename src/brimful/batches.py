@@ -13,7 +13,7 @@ from brimful.batching.distributed import check_group, world_size_here
 from brimful.batching.labels import LabelsFollow
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.planners import BatchPlanner
-from brimful.batching.round_robin import RoundRobin
+from brimful.batching.round_robin import RoundRobin, told
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.blocks.blocks import Block, Sample
@@ -99,7 +99,8 @@ class Batches:
                 ".shard(0, 1) if this is meant",
                 world_size,
             )
-        return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
+        with told(self.stage):
+            return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
 
     def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
         """The batches as an IterableDataset for trainers, one epoch at a time, with state_dict, load_state_dict and

@@ -11,6 +11,7 @@ from typing import Any, Protocol, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from brimful.batching.round_robin import told
 from brimful.core.above import GUARD
 from brimful.core.ahead import hands_on
 from brimful.core.background import KEEPER, Running
@@ -271,11 +272,12 @@ class Loader(IterableDataset[Any]):
         Price: the check needs a description of the data, as each epoch does. The first one in a process lists the
             files. With indexed data, it asks filters for all rows, and measures lengths that are not known.
         """
-        saved, different = self._read(state_dict), allowed(allow)
-        if saved[-1] is not None:
-            header, counts = tallied(self.batches._endless.header)
-            self._left_out |= counts
-            position_in(saved[-1], header, different)
+        with told(self.batches.stage):
+            saved, different = self._read(state_dict), allowed(allow)
+            if saved[-1] is not None:
+                header, counts = tallied(self.batches._endless.header)
+                self._left_out |= counts
+                position_in(saved[-1], header, different)
         self._allow = different
         self._leave()
         self.epoch, self._steps, self._left = saved

@@ -85,6 +85,20 @@ def refused(folder: Path) -> Any:
     return said
 
 
+def refuses(folder: Path) -> Any:
+    """A checkpoint that rank 1 loads with other data: what each says."""
+    train(batches("indexed", folder).loader(), saves=folder)
+    accelerator = Accelerator(cpu=True)
+    rows = rows_of(29 if accelerator.process_index else 30)
+    data = bf.from_sequence(rows, shuffle=True).batch_by_tokens(20, window=16).shard()
+    model = torch.nn.Embedding(64, 1)
+    prepare(accelerator, model, data.loader(), torch.optim.SGD(model.parameters(), 0.3, momentum=0.9))
+    try:
+        load(accelerator, checkpoints(folder)[0][0])
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
 def of_numbers(samples: list[Any]) -> dict[str, Any]:
     """A batch without tokens, with a tensor that has no row of a sample."""
     numbers = torch.tensor([int(sample["number"][0]) for sample in samples])
@@ -106,5 +120,5 @@ def gathered(folder: Path, column: str) -> Any:
 
 if __name__ == "__main__":
     serve(
-        {job.__name__: job for job in (whole, killed, resumed, refused, gathered)}, "torch._dynamo"
+        {job.__name__: job for job in (whole, killed, resumed, refused, refuses, gathered)}, "torch._dynamo"
     )  # of optimizers and DDP

@@ -296,6 +296,12 @@ def test_what_would_be_shared_out_twice_or_not_at_all_is_refused_on_all_processe
         assert sharded.startswith(twice)
 
 
+def test_a_process_that_refuses_its_state_tells_the_others(ranks_of: Any, folder: Path) -> None:
+    zero, (kind, words) = ranks_of(2, "refuses", folder)
+    assert (kind, words.partition(":")[0]) == ("StateError", "this state belongs to another pipeline")
+    assert zero == ["RankError", f"rank 1 failed: StateError: {words}"]
+
+
 @pytest.mark.parametrize(
     "loader",
     [bf.from_sequence(rows_of(3)).loader(), bf.from_sequence(rows_of(3)).batch(1).loader()],

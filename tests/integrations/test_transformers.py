@@ -169,6 +169,12 @@ def test_a_killed_run_is_resumed_by_the_trainer(kind: str, world_size: int, tmp_
         assert all(any(batch[0] == ids for seen, *_ in whole for batch in seen[:6]) for ids in order[:place])
 
 
+def test_a_process_that_refuses_its_state_tells_the_others(tmp_path: Path, launch: Launch) -> None:
+    zero, (kind, words) = launch(2, "refused", tmp_path)
+    assert kind == "StateError"
+    assert zero == ["RankError", f"rank 1 failed: StateError: {words}"]
+
+
 def test_random_masks_are_the_same_after_a_resume(tmp_path: Path) -> None:
     def masked() -> bf.Batches:
         data = bf.from_sequence([{"input_ids": row["input_ids"]} for row in rows(16)], shuffle=True)

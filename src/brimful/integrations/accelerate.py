@@ -24,7 +24,7 @@ from brimful.batches import Batches
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
-from brimful.integrations.guard import check_shared_out, refuse_static_buffers
+from brimful.integrations.guard import check_shared_out, refuse_static_buffers, told_to_all
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
 from brimful.tensors.structures import tensors_of
@@ -55,6 +55,7 @@ def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -
     Raises:
         ValueError: there are several processes, and batches are not sharded: use `batches.shard()`. Or gradients
             accumulate over another number of batches than `micro_batches`.
+            Or a loader has static_buffers.
         TypeError: a DataLoader is wrapped around a loader.
     Price: less than a second at the first packed batch. One more batch is held, as in Accelerate's own loaders, and a
         state is taken with each batch.
@@ -138,6 +139,7 @@ def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
 
     Raises:
         RuntimeError: no loader was prepared by this module, or another number of loaders was saved.
+        RankError: another process failed, for example as it refused its state. The error names it and its error.
     Example:
         >>> import tempfile
         >>> import brimful as bf
@@ -155,7 +157,8 @@ def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
     _check(accelerator)
     target = Path(folder)
     old = target.with_name(f"{target.name}.old")
-    accelerator.load_state(str(target if target.exists() or not old.exists() else old))
+    with told_to_all(gather_object):
+        accelerator.load_state(str(target if target.exists() or not old.exists() else old))
 
 
 @final

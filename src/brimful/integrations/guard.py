@@ -4,7 +4,8 @@ or stacks batches, Accelerate, which shards again, Lightning, which keeps places
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -12,6 +13,7 @@ from torch.utils.data import get_worker_info
 
 from brimful.batches import Batches
 from brimful.core.above import ReadsAhead
+from brimful.core.errors import RankError
 
 _FETCHING: Final = "torch.utils.data._utils.fetch"
 """The module of torch in whose frames a DataLoader asks for samples, by an object that knows what becomes of them."""
@@ -153,6 +155,28 @@ def check_shared_out(loader: object, world_size: int, ranks: str, each_would: st
             f"there are {world_size} {ranks}, and the batches of this loader are not shared out: {each_would} all of them; say "
             "batches.shard().loader(), or batches.shard(0, 1).loader() if that is meant"
         )
+
+
+@contextmanager
+def told_to_all(gather: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
+    """Around what all processes do at one point, with no collective in it: an error of one is told to the others.
+
+    Args:
+        gather: the lists of all processes, end to end.
+    Raises:
+        RankError: another process failed.
+    """
+    failure = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    said = gather([None if failure is None else f"{type(failure).__name__}: {failure}"])
+    if failure is not None:
+        raise failure
+    for rank, words in enumerate(said):
+        if words is not None:
+            raise RankError(f"rank {rank} failed: {words}")
 
 
 def _frames(frame: FrameType | None) -> Iterator[tuple[str, FrameType]]:

@@ -19,7 +19,7 @@ from brimful.async_loader import has_static_buffers, innermost
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
-from brimful.integrations.guard import refuse_static_buffers
+from brimful.integrations.guard import refuse_static_buffers, told_to_all
 from brimful.integrations.transformers import checkpoint as checkpoint_file
 from brimful.integrations.transformers.data import (
     SKIPPED,
@@ -142,13 +142,15 @@ class Adapter:
         if not is_ours(trainer.train_dataset):
             yield resume
             return
-        checkpoint = checkpoint_file.last_complete(trainer.args.output_dir) or True if resume is True else resume
-        saved = checkpoint_file.read(checkpoint) if checkpoint and checkpoint is not True else None
+        with told_to_all(gather_object):
+            checkpoint = checkpoint_file.last_complete(trainer.args.output_dir) or True if resume is True else resume
+            saved = checkpoint_file.read(checkpoint) if checkpoint and checkpoint is not True else None
         self._resumed_at = 0 if saved is None else saved["global_step"]
         self.steps = self._steps(saved)
-        if saved is not None:
-            self.steps.loader.load_state_dict(saved["loader"])
-            self._say_what_differs(saved)
+        with told_to_all(gather_object):
+            if saved is not None:
+                self.steps.loader.load_state_dict(saved["loader"])
+                self._say_what_differs(saved)
         self._in_train, self._trained = True, 0
         try:
             yield checkpoint
