@@ -58,9 +58,10 @@ class AsyncLoader:
             buckets, as far apart as the last two. "truncate" cuts the batch to the last bucket, on the side of the
             padding, and counts it.
         static_buffers: use the same device tensors for every batch of a shape, as CUDA graphs need them. A batch is
-            valid until you take the next one.
+            valid until you take the next one: use it before, and copy what you keep.
     Raises:
         ValueError: both buckets and max_length are given, a bucket is below 1, or `pad_side` or `overflow` is unknown.
+            (from `next`) With static_buffers: the loop holds a batch while the next one is made, as Accelerate does.
         DataError: (from `next`) a batch is longer than every bucket, or a tensor to pad has no value. The error has
             both numbers.
         TypeError: (from `next`) there are buckets, and a batch is not a dict; (`len`, `state_dict`) the loader has no

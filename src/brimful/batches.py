@@ -174,7 +174,7 @@ class Batches:
             ValueError: (when iterated) the data are streamed without streams and the world size is above 1, so each
                 rank would read everything. Or the world size does not divide the number of streams.
             TimeoutError: (when iterated) another rank did not answer in time. The error names it.
-            RankError: (when iterated) another rank failed. The error names it and its error.
+            RankError: (when iterated) another rank failed, or refused its state. The error names it and its error.
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([[1], [2], [3]]).batch(1)
@@ -349,10 +349,12 @@ class Batches:
             pad_on_device: send values end to end, as they are stored, and pad them on the device. This sends a quarter
                 of the bytes, or less.
             static_buffers: use the same device tensors for every batch of a shape, as CUDA graphs need them. A batch is
-                valid until you take the next one. At most 64 shapes, kept as long as this object.
+                valid until you take the next one: use it before, and copy what you keep. At most 64 shapes, kept as
+                long as this object.
         Raises:
             ValueError: pad_on_device is set, but something other than brimful pads the batches, or an earlier step
-                reads the padding.
+                reads the padding. (when iterated) With static_buffers: the loop holds a batch while the next one is
+                made, as Accelerate does. Or more than 8 batches are held. Or two loops take these batches in turn.
         Price: a copy into pinned memory on the host, and `prefetch` + 2 batches on the device.
         Example:
             >>> import brimful as bf
