@@ -36,9 +36,9 @@ class AsyncLoader:
     loader's own batches are never changed. Each padding is logged at debug level (BRIMFUL_LOG_LEVEL=debug shows it).
 
     Each loop takes a new iterator of the loader. The thread ends with the loop, also after an error. If a loop is left,
-    batches that were read ahead are given back, and the loader goes on, or begins anew, as it does by itself. (A loader
-    of another library needs `load_state_dict` for that.) `len` and all attributes that are not named here (`dataset`,
-    `set_epoch`) are those of the loader.
+    batches that were read ahead are given back. The next loop goes on, or begins anew, as it would over the loader
+    itself. (A loader of another library needs `load_state_dict` for that.) `len` and all attributes that are not named
+    here (`dataset`, `set_epoch`) are those of the loader.
 
     Args:
         loader: any iterable of batches: a DataLoader, `Batches.loader()`, a list.

@@ -69,10 +69,7 @@ class Batches:
         check_depth(self.stage)
 
     def __iter__(self) -> Iterator[Any]:
-        begun = GUARD.loop_here()
-        begun.check_batches()
-        if self.stage.static_buffers:
-            begun.check_buffers()
+        GUARD.loop_here().check_batches()
         return self.iter()
 
     def iter(
@@ -99,6 +96,8 @@ class Batches:
                 ".shard(0, 1) if this is meant",
                 world_size,
             )
+        if self.stage.static_buffers:
+            GUARD.loop_here().check_buffers()
         with told(self.stage):
             return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
 

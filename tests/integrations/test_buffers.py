@@ -33,7 +33,7 @@ class Reads(IterableDataset[Any]):
     """A data set of a user's own, which takes batches apart."""
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in static():
+        for batch in static().iter():
             yield batch["input_ids"][0]
 
 
