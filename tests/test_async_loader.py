@@ -317,6 +317,36 @@ def test_a_stream_without_a_state_that_begins_anew_is_not_read_again() -> None:
     assert stream.read <= read + 3
 
 
+class Adapted:
+    """It has the methods of a loader with a state, around what has none."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Tells(Positioned):
+    """It says where it stands and cannot be sent there."""
+
+    load_state_dict = property()  # type: ignore[assignment]
+
+
+def test_a_loader_that_cannot_go_back_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    ahead = bf.AsyncLoader(Adapted(), "cpu")
+    assert (list(islice(ahead, 2)), list(ahead)) == ([0, 1], [0, 1, 2, 3, 4])
+    ahead = bf.AsyncLoader(Tells(), "cpu")
+    assert [batch.item() for batch in islice(ahead, 2)] == [1, 2]
+    assert next(iter(ahead)).item() > 2
+    ahead = bf.AsyncLoader(iter(range(5)), "cpu", prefetch=0)
+    assert (list(islice(ahead, 2)), list(ahead)) == ([0, 1], [2, 3, 4])
+    assert not caplog.records
+
+
 def test_an_iterator_that_loses_what_was_read_ahead_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     ahead = bf.AsyncLoader(iter(range(20)), "cpu")
     assert list(islice(ahead, 3)) == [0, 1, 2]

@@ -161,7 +161,7 @@ class AsyncLoader:
                     state = self.state_dict()
                     self._running = None
                     self.loader.leave_at(state)
-                elif hasattr(self.loader, "load_state_dict") or hasattr(self.loader, "__next__"):
+                elif self._stage.prefetch:
                     self._left = Left(start, _snapshot_at(loaded.start(0))(), self._now()(), bool(loaded.ended))
 
     def _begin(self) -> Iterator[Any]:
@@ -171,12 +171,13 @@ class AsyncLoader:
         left, self._left = self._left, None
         if left is None or _same(left.stands, left.used):
             return batches
-        if not hasattr(self.loader, "load_state_dict"):
-            logger.warning(
-                "AsyncLoader goes on with an iterator, a %s, whose last loop was left: batches that were read ahead are lost. "
-                "Give it a loader that begins anew, or one with state_dict and load_state_dict",
-                type(self.loader).__name__,
-            )
+        if isinstance(left.used, int) or not hasattr(self.loader, "load_state_dict"):
+            if batches is self.loader:
+                logger.warning(
+                    "AsyncLoader goes on with an iterator, a %s, whose last loop was left: batches that were read ahead are "
+                    "lost. Give it a loader that begins anew, or one with state_dict and load_state_dict",
+                    type(self.loader).__name__,
+                )
         elif left.ended or not _same(_snapshot_at(self._loaded.start(0))(), left.began):
             self.loader.load_state_dict(left.used)
             iter(self.loader)  # has gone back by now

@@ -167,13 +167,11 @@ def test_a_rank_that_refuses_its_state_is_named_to_those_that_wait_for_it(who: i
 @pytest.mark.parametrize("late", [0.0, 1.5])
 def test_ranks_that_all_refuse_a_state_may_begin_anew(late: float) -> None:
     made, store = streams(), HashStore()
-
-    def begins(rank: int) -> list[list[int]]:
-        sharded = made.shard(rank, 2, process_group=store, timeout_seconds=20)
-        refused(sharded)
-        return taken(sharded, rank * late)
-
-    assert in_turn(*together(partial(begins, 0), partial(begins, 1))) == expected(made)
+    ranks = [made.shard(rank, 2, process_group=store, timeout_seconds=20) for rank in range(2)]
+    for one in ranks:
+        refused(one)
+    found = together(*(partial(taken, one, rank * late) for rank, one in enumerate(ranks)))
+    assert in_turn(*found) == expected(made)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -201,7 +201,7 @@ class Prepared(DataLoaderStateMixin):
                 self.loader.follow(None)
 
     def _end(self) -> None:
-        """The loop that runs ends: Accelerate knows no more of it. It would forget a later one too."""
+        """The loop that runs ends, and Accelerate hears of it at once: told later, it would forget the next loop."""
         if self._loop is not None:
             self._loop = None
             self.end()
