@@ -16,7 +16,7 @@ from brimful.core.above import GUARD
 from brimful.core.ahead import hands_on
 from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
-from brimful.core.errors import BrokenError, Counts, StateError, add_counts, integer, tallied
+from brimful.core.errors import BrokenError, StateError, integer, tallied
 from brimful.core.iterator import ResumableIterator, position_in
 from brimful.core.stage import Stage, allowed, shown
 from brimful.core.states import as_text, from_text, restored_elsewhere
@@ -78,7 +78,6 @@ class Loader(IterableDataset[Any]):
         self._allow: Collection[str] = ()  # in which settings a restored state may differ
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
         self._loaded = False  # a state, and no loop has begun since
-        self._left_out: Counts = {}  # when a state was checked, for the next run
         self._kept: Running | None = None  # the workers of all epochs
         self._reader: str | None = None  # who takes its batches before the training loop wants them
         self._consumed = Consumed()
@@ -172,12 +171,9 @@ class Loader(IterableDataset[Any]):
             self._kept = Running.kept_by(self)
         before = KEEPER.set(self._kept)
         try:
-            begun = self.batches.iter(state, allow=self._allow, epoch=self.epoch if state is None else 0)
+            return self.batches.iter(state, allow=self._allow, epoch=self.epoch if state is None else 0)
         finally:
             KEEPER.reset(before)
-        counts, self._left_out = self._left_out, {}
-        begun._context.run(add_counts, counts)
-        return begun
 
     def __len__(self) -> int:
         return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
@@ -201,7 +197,6 @@ class Loader(IterableDataset[Any]):
             "_restored": place,
             "_left": None,
             "_loaded": False,
-            "_left_out": {},
             "_kept": None,
             "_consumed": Consumed(),
         }
@@ -275,8 +270,7 @@ class Loader(IterableDataset[Any]):
         with told(self.batches.stage):
             saved, different = self._read(state_dict), allowed(allow)
             if saved[-1] is not None:
-                header, counts = tallied(self.batches._endless.header)
-                self._left_out |= counts
+                header, _ = tallied(self.batches._endless.header)  # a filter was counted before the state was saved
                 position_in(saved[-1], header, different)
         self._allow = different
         self._leave()

@@ -319,7 +319,7 @@ def first_difference(found: Any, expected: Any) -> str | None:
         return _block_difference(found, expected)
     if isinstance(found, PlanningWindow):
         rows = np.arange(len(found))
-        return _fields(found, expected, "epoch", "number", "lengths", "crc32") or _first(
+        return _fields(found, expected, "epoch", "number", "lengths", "checksums") or _first(
             [(".take(all)", found.take(rows), expected.take(rows))]
         )
     if isinstance(found, Batch):
@@ -360,7 +360,7 @@ def _batch_difference(found: Batch, expected: Batch) -> str | None:
             (".static", found.plan.static, expected.plan.static),
             (".window.epoch", one.epoch, other.epoch),
             (".window.number", one.number, other.number),
-            (".window.crc32", one.crc32, other.crc32),
+            (".window.checksums", one.checksums, other.checksums),
             (".samples", one.samples[found.numbers], other.samples[expected.numbers]),
             (".rows", one.take(found.numbers), other.take(expected.numbers)),
         ]

@@ -163,7 +163,7 @@ class Batch:
         num_labels: of this batch, of a data-parallel rank's of its whole step, on all ranks; None where not known.
         num_labels_here: where those are not known, of this rank's batches of an optimizer step.
         ends_step: whether it is the last one of an optimizer step; None where nothing says which ones are.
-        last: whether no batch of the window follows.
+        last: whether no batch of the window follows, of a data-parallel rank's none of that rank.
     """
 
     plan: PlannedBatches

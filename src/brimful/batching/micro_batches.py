@@ -10,6 +10,7 @@ import numpy as np
 
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.labels import LabelsFollow, counted, read, step_labels
+from brimful.core.errors import add_counts, with_counts
 from brimful.core.once import once
 from brimful.core.repeat import endless
 from brimful.core.replay import whole_step
@@ -49,17 +50,19 @@ class MicroBatches(Stage[Batch]):
             if saved == size:
                 left, labels = to_come, known and NumLabels(*known)
             at = at["after"]
-        with running(self.upstream, at) as items:
+        with running(self.upstream, at) as found:
+            items = with_counts(found)
             rest = whole_step(items, left) if labels is not None else islice(items, left)
             while taken := list(rest):
                 rest = islice(items, self.micro_batches)
-                step = [batch for batch, _ in taken]
+                step = [batch for (batch, _), _ in taken]
                 labels, here = labels or step_labels([batch.num_labels for batch in step]), None
                 if labels is None:
                     here = self._here(step)
                     if size[1] == 1:
                         labels, here = here, None
-                for batch, after in taken:
+                for (batch, after), left_out in taken:
+                    add_counts(left_out)
                     left -= 1
                     ends = batch is step[-1]
                     weight = 1.0 if batch.weight is None else batch.weight

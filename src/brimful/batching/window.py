@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -29,7 +29,7 @@ class PlanningWindow:
         samples: which row of the data set each of them is, of a stream which of the window, int64 (n,).
         locate: gives a block that holds rows of these numbers and, int64, which row of it each of them is; called when the
             first sample is wanted, once for all of them.
-        crc32: the checksum that a replay must reproduce; 0 where the header says it already.
+        checksums: those that a replay must reproduce, by column; none where the header says them already.
         index: of the rows, where they need not be here: it knows their columns, perhaps also their labels, without a block.
         texts_at: gives the text of rows of the data set, which windows do not hold; None where the rows have none.
     """
@@ -39,7 +39,7 @@ class PlanningWindow:
     lengths: IntArray
     samples: IntArray
     locate: Callable[[IntArray], tuple[Block, IntArray]]
-    crc32: int = 0
+    checksums: dict[str, int] = field(default_factory=dict)
     index: Index | None = None
     texts_at: Callable[[IntArray], list[str] | None] = lambda numbers: None
 

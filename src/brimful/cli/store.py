@@ -29,6 +29,7 @@ from brimful.cli.options import (
 from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.core.progress import Report
+from brimful.core.repeat import awaited
 from brimful.core.stage import END, Stage, running
 from brimful.dataset import Dataset, Executor, run_by
 from brimful.report.document import duration
@@ -338,7 +339,7 @@ def _tokens(stage: Stage[Block], num_ids: dict[str, int], update: Report) -> _To
     ended: list[float] = []
     began = time.perf_counter()
     rows = 0
-    with running(stage, stage.start(0)) as items:
+    with awaited(stage, stage.start(0)) as items:
         for block, _ in items:
             if not block.num_rows:
                 continue

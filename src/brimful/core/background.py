@@ -25,6 +25,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import finalize, ref
 
+from brimful.core.errors import Counts, add_counts, apart, with_counts
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -171,21 +173,24 @@ os.register_at_fork(after_in_child=_running.clear)
 
 class WorkerFuture(Future[R]):
     """The future of a function that a worker runs. Whoever waits for it, cancels it or adds a callback takes no lock that a
-    thread of ours may want; and waiting ends where the result will never come."""
+    thread of ours may want; and waiting ends where the result will never come. Whoever takes the result counts what the function
+    left out."""
 
     def __init__(self) -> None:
         super().__init__()
         self._process = os.getpid()
         self._fresh = [True]  # gone with whoever runs or cancels it
         self._over = self._stopped = False
+        self._counts: Counts = {}
         self._callbacks: list[Callable[[Future[R]], object]] = []
         self._waiting: list[SimpleQueue[None]] = []
 
-    def run(self, fn: Callable[[], R]) -> None:
+    def run(self, fn: Callable[[], tuple[R, Counts]]) -> None:
         """Called by the thread."""
         if self._taken() and self.set_running_or_notify_cancel():
             try:
-                self.set_result(fn())
+                result, self._counts = fn()
+                self.set_result(result)
             except BaseException as error:
                 self.set_exception(error)
             self._notify()
@@ -213,6 +218,8 @@ class WorkerFuture(Future[R]):
             with suppress(Empty):
                 arrived.get(timeout=timeout)
         if self._over:
+            counts, self._counts = self._counts, {}
+            add_counts(counts)
             return super().result(0)
         if self._stopped:
             raise Stopped
@@ -257,7 +264,7 @@ class Workers:
     def __init__(self, number: int, name: str, calls: Stoppable | None = None) -> None:
         self.threads: list[threading.Thread] = []
         self._calls = calls
-        self._tasks: SimpleQueue[tuple[WorkerFuture[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[WorkerFuture[Any], Callable[[], tuple[Any, Counts]]] | None] = SimpleQueue()
         self._open: set[WorkerFuture[Any]] = set()
         self._shared = True
         self._closed = False
@@ -274,7 +281,7 @@ class Workers:
         context.run(STOPPING.set, self._stopping)
         future: WorkerFuture[R] = WorkerFuture()
         self._open.add(future)
-        self._tasks.put((future, partial(context.run, fn, *args)))
+        self._tasks.put((future, partial(context.run, apart, fn, *args)))
         if self._closed:  # perhaps since just now, by another thread
             self.stop()
             raise Stopped
@@ -335,11 +342,12 @@ def map_ahead(
     An error of `items` is raised after the results of what came before it.
     """
     failure: Exception | None = None
-    pending: deque[tuple[WorkerFuture[R], Any]] = deque()
+    pending: deque[tuple[WorkerFuture[R], Any, Counts]] = deque()
+    each = with_counts(items)
     try:
         while True:
             try:
-                item, state = next(items)
+                (item, state), counts = next(each)
             except StopIteration:
                 break
             except Exception as error:
@@ -347,21 +355,22 @@ def map_ahead(
                 break
             future = workers.submit(fn, item)
             belongs(future)  # the workers may go on for others when this has been closed
-            pending.append((future, state))
+            pending.append((future, state, counts))
             del item
             if len(pending) >= ahead:
                 yield _settled(pending.popleft())
         while pending:
             yield _settled(pending.popleft())
     finally:
-        for future, _ in pending:
+        for future, *_ in pending:
             future.cancel()
     if failure is not None:
         raise failure
 
 
-def _settled(pending: tuple[Future[R], Any]) -> tuple[R, Any]:
-    future, state = pending
+def _settled(pending: tuple[Future[R], Any, Counts]) -> tuple[R, Any]:
+    future, state, counts = pending
+    add_counts(counts)
     return future.result(), state
 
 
@@ -378,11 +387,12 @@ def read_ahead(start: Callable[[], Generator[T, None, None]], depth: int, name: 
 
 
 class Channel(Generic[T]):
-    """A generator run by a thread from now on, and a bounded queue of its items with an end, or an error, after the last."""
+    """A generator run by a thread from now on, and a bounded queue of its items with an end, or an error, after the last. Whoever
+    takes an item counts what was left out on the way to it."""
 
     def __init__(self, start: Callable[[], Generator[T, None, None]], capacity: int, name: str) -> None:
         self._start = start
-        self._made: SimpleQueue[tuple[T] | None] = SimpleQueue()  # None after the last
+        self._made: SimpleQueue[tuple[T, Counts] | None] = SimpleQueue()  # None after the last
         self._free: SimpleQueue[None] = SimpleQueue()  # places; one more where nobody listens any longer
         for _ in range(capacity):
             self._free.put(None)
@@ -405,14 +415,15 @@ class Channel(Generic[T]):
             if made is None:
                 break
             self._free.put(None)
-            (item,) = made
+            item, counts = made
             del made
+            add_counts(counts)
             yield item
             del item
         if self._error is not None:
             raise self._error
 
-    def _next(self, check: Callable[[float], None] | None) -> tuple[T] | None:
+    def _next(self, check: Callable[[float], None] | None) -> tuple[T, Counts] | None:
         check_process(self._process)
         if check is None:
             return self._made.get()
@@ -436,11 +447,11 @@ class Channel(Generic[T]):
     def _work(self) -> None:
         try:
             with closing(self._start()) as items:
-                for item in items:
+                for item, counts in with_counts(items):
                     self._free.get()
                     if self._stopped:
                         break
-                    self._made.put((item,))
+                    self._made.put((item, counts))
                     del item
         except BaseException as error:
             self._error = error

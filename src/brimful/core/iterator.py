@@ -17,9 +17,9 @@ import numpy as np
 
 from brimful.core.ahead import AHEAD, HANDED_ON, hands_on, then
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
-from brimful.core.errors import TALLY, BrokenError, StateError, Tally, counted
-from brimful.core.replay import keep_weights
-from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header, shown
+from brimful.core.errors import TALLY, BrokenError, StateError, Tally, apart, counted
+from brimful.core.replay import ALLOWED, OtherRows, keep_weights, other_rows
+from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header, header_difference, shown
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
 
@@ -60,13 +60,15 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._deferred = hands_on()  # else whoever takes its items is the consumer
         self._context.run(AHEAD.set, self._deferred)
         self._context.run(HANDED_ON.set, False)
+        self._context.run(ALLOWED.set, OtherRows() if "rows" in different else None)
         self.stats: Stats = Stats(tally)
         self._stage = stage
         try:
-            self._header = self._context.run(stage.header)
             if state_dict is None:
+                self._header = self._context.run(stage.header)
                 self._state = self._context.run(stage.start, epoch)
-            else:
+            else:  # a filter of indexed data was asked, and counted, before the state was saved
+                self._header, _ = self._context.run(apart, stage.header)
                 self._state = self._position(state_dict, different)
         except StopIteration as error:
             raise _no_end(error) from error
@@ -220,6 +222,9 @@ class ResumableIterator(Iterator[T], Generic[T]):
 
     def _position(self, state_dict: dict[str, Any], allow: frozenset[str]) -> State:
         position = position_in(state_dict, self._header, allow)
+        if "rows" in allow and (differs := header_difference(state_dict["header"], self._header, allow - {"rows"})):
+            words = f"{differs.name} was {differs.saved} when this state was saved, and is {differs.ours} here"
+            self._context.run(other_rows, words)
         self._context.run(keep_weights, self._stage, position, state_dict["header"], self._header)
         return position
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, visible
+from brimful.blocks.checksums import checksums
 from brimful.blocks.ragged import EMPTY, LABELS, array_of, is_ragged, ragged, trained_on
 from brimful.core.once import once, settings_of
 from brimful.core.stage import BLOCK_ROWS
@@ -160,10 +161,6 @@ class DataIndex(Index):
         """The columns and types, where no row need be asked for them."""
         return self.schema
 
-    def contents(self) -> list[str]:
-        """A digest of all values, where `fingerprint` covers less; see `Stage.contents`."""
-        return []
-
     def functions(self) -> list[str]:
         """The functions of the user's that made the samples; see `Stage.functions`."""
         return []
@@ -198,6 +195,11 @@ class BlockIndex(DataIndex):
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         return self.block, numbers
+
+    @once
+    def checksums(self) -> dict[str, int]:
+        """Those of all rows, by column."""
+        return checksums(self.block)
 
     @once
     def schema(self) -> pa.Schema:

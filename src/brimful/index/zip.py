@@ -55,6 +55,10 @@ class Zip(Indexed):
                 raise unequal(0, _words(counts[0]), number, _words(count))
         return counts[0]
 
+    @property
+    def pass_rows(self) -> int:
+        return max(one.pass_rows for one in self.upstreams)
+
     def order(self, epoch: int) -> RowNumbers:
         orders = [upstream.order(epoch) for upstream in self.upstreams]
         steps = self.index.steps

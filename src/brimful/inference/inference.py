@@ -21,7 +21,7 @@ from brimful.batching.batch import Batch
 from brimful.batching.planners import ByPolicy
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, Sample
-from brimful.blocks.hashes import digest_of
+from brimful.blocks.checksums import checksums
 from brimful.blocks.texts import TextBytes, bytes_of
 from brimful.core.errors import (
     DataError,
@@ -224,7 +224,6 @@ def map_batches_in_order(
         "type": "map_batches_in_order",
         "fn": name_of(fn),
         "version": version,
-        "samples": dataset.stage.contents(),
         "layout": layout,
         "pad_side": pad_side or (padding.side if padding else "right"),
         "dtypes": dict(stage.rules.dtypes),
@@ -237,7 +236,7 @@ def map_batches_in_order(
     except KeyboardInterrupt as error:
         error.add_note(f"To continue, run the same call again. It goes on after the last window in {folder.path}")
         raise
-    crc = crc32(json.dumps([settings, done.digest, done.runs]).encode())
+    crc = crc32(json.dumps([settings, done.before["header"], done.digest, done.runs]).encode())
     return IndexedDataset(FromSequence(ResultIndex(folder.path, done.runs, crc), shuffle=False, seed=42))
 
 
@@ -297,7 +296,7 @@ class _InferenceRun:
                 with self._windows(batches, sum(done.rows())) as windows:
                     for number, (window, results, after) in enumerate(windows, done.windows):
                         folder.write(number, results)
-                        done = done.after(len(results), before, digest_of(window.take(np.arange(len(window)))))
+                        done = done.after(len(results), before, _digest(window))
                         folder.save(done)
                         before = after
         return done
@@ -443,12 +442,17 @@ def _check_last(folder: ResultFolder, done: WindowsDone, batches: Iterator[tuple
         window = next((batch.window for batch, _ in batches if batch.last), None)
     except StateError as error:
         raise StateError(f"the results in {folder.path} are of other data: {error}") from error
-    found = 0 if window is None else digest_of(window.take(np.arange(len(window))))
+    found = 0 if window is None else _digest(window)
     if found != done.digest:
         raise StateError(
             f"the results in {folder.path} are of other data: the samples of window {done.windows - 1:,} had the digest "
             f"{done.digest:08x} when they were written, and have {found:08x} here; name another folder, or go on with those"
         )
+
+
+def _digest(window: PlanningWindow) -> int:
+    """Of all values of the samples of a window."""
+    return crc32(repr(checksums(window.take(np.arange(len(window))))).encode())
 
 
 def _in_order(

@@ -35,7 +35,7 @@ from brimful.index.index import DataIndex, taken
 
 JOURNAL: Final = "_progress.json"
 LOCK: Final = "_writer.lock"
-VERSION: Final = 2
+VERSION: Final = 3
 KEPT_FILES: Final = 16
 _READ_ONLY: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 """What a lock fails with in a folder that nobody here may write to: results that are all there are read without one."""
@@ -138,7 +138,10 @@ class ResultFolder:
             saved = json.loads(path.read_bytes())
             version, settings = saved["version"], saved["settings"]
             if version != VERSION:
-                raise StateError(f"{path} has version {version!r}, but this release of brimful reads version {VERSION}")
+                raise StateError(
+                    f"{path} has version {version!r}, but this release of brimful reads version {VERSION}. Its files can be read "
+                    f"as they are; remove {self.path} to begin anew"
+                )
             found = WindowsDone.from_json(saved)
         except FileNotFoundError:
             return None

@@ -18,7 +18,8 @@ import pyarrow as pa
 from brimful.blocks.blocks import Block, visible
 from brimful.blocks.ragged import EMPTY, array_of, concat, null_in
 from brimful.core.errors import DataError, check_path
-from brimful.core.stage import Stage, running
+from brimful.core.repeat import awaited
+from brimful.core.stage import Stage
 from brimful.store.types import conform, stored_schema
 
 HELD_BYTES: Final = 8 << 20
@@ -64,7 +65,7 @@ def _large(stage: Stage[Block]) -> Iterator[Block]:
     """The rows of a chain in blocks of 8 MB or so."""
     held: list[Block] = []
     size = 0
-    with running(stage, stage.start(0)) as items:
+    with awaited(stage, stage.start(0)) as items:
         for block, _ in items:
             if block.num_rows:
                 held.append(block)

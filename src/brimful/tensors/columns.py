@@ -347,12 +347,12 @@ def _unequal(
             f"with {expected[sample]:,}: its length was given otherwise (lengths= of from_dataset), or differs from one time to "
             "the next; give the lengths of this column, and have __getitem__ return as many each time"
         )
-    rest = ", ".join(repr(one) for one in (*rules.length_columns, name))
+    named = ", ".join(repr(one) for one in (*rules.length_columns, name))
+    apart = f"give length_column=({named}), or " if len(rules.length_columns) == 1 else ""
     return DataError(
         f"column {name!r} has {counts[sample]:,} values and {first!r} {expected[sample]:,} "
         f"({where(window.block, int(window.rows[sample]))}): token columns are cut, padded and packed together; where "
-        f"{name!r} has lengths of its own, as the labels of encoder-decoder models have, give length_column=({rest}), or "
-        f"leave it out of token_columns="
+        f"{name!r} has lengths of its own, as the labels of encoder-decoder models have, {apart}leave it out of token_columns="
     )
 
 
