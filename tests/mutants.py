@@ -2132,8 +2132,8 @@ MUTANTS = [
     Mutant(
         "a loop that is left leaves its loader where it read to",
         "async_loader.py",
-        "                self._running = None\n                self.loader.leave_at(state)",
-        "                self._running = None",
+        "                    self._running = None\n                    self.loader.leave_at(state)",
+        "                    self._running = None",
         of("test_async_loader", "test_loops_that_are_left_saved_and_restored_are_those_of_the_plain_loader"),
     ),
     Mutant(
@@ -2173,6 +2173,75 @@ MUTANTS = [
             "tensors/test_on_device",
             "test_a_batch_is_copied_once_from_pinned_memory_and_kept_until_the_compute_has_run",
         ),
+    ),
+    Mutant(
+        "a tensor on the device that its loader fills again is sent as it is",
+        "tensors/on_device.py",
+        "if self._copies else {}",
+        "if False else {}",
+        of(
+            "tensors/test_on_device",
+            "test_a_loader_that_fills_its_tensors_again_is_never_seen_to[on the device-3-False]",
+        ),
+    ),
+    Mutant(
+        "who holds a batch while the next is made is not asked",
+        "integrations/guard.py",
+        "if self.holder is not None:",
+        "if False:",
+        of("integrations/test_buffers", "test_whoever_holds_a_batch_while_the_next_is_made_refuses[Accelerate]"),
+    ),
+    Mutant(
+        "batches in static buffers may be kept",
+        "tensors/on_device.py",
+        "if sys.getrefcount(self._buffers[key]) > MOST_HELD:",
+        "if False:",
+        of("integrations/test_buffers", "test_batches_that_are_kept_are_an_error_and_not_one_batch_many_times[list]"),
+    ),
+    Mutant(
+        "an epoch of steps gives a plain loop what another one was to make",
+        "loader.py",
+        "if running is None or running._deferred != hands_on():",
+        "if running is None:",
+        of("integrations/test_buffers", "test_an_epoch_of_steps_goes_on_for_another_kind_of_loop[False]"),
+    ),
+    Mutant(
+        "what was read ahead of a loader that is not ours is lost",
+        "async_loader.py",
+        "self.loader.load_state_dict(left.used)",
+        "pass",
+        of("test_async_loader", "test_a_loader_that_is_not_ours_goes_on_as_if_nothing_had_been_read_ahead[positioned]"),
+    ),
+    Mutant(
+        "a rank that refused a state as all did is told of",
+        "batching/rendezvous.py",
+        "return None if number <= own or",
+        "return None if",
+        of("batching/test_rendezvous_runs", "test_ranks_that_all_refuse_a_state_may_begin_anew[1.5]"),
+    ),
+    Mutant(
+        "nobody hears of a rank that refused its state",
+        "batching/rendezvous.py",
+        "elif time.monotonic() - self._refused[1] > min(",
+        "elif time.monotonic() - self._refused[1] > 1e9 * min(",
+        of(
+            "batching/test_rendezvous_runs",
+            "test_a_rank_that_refuses_its_state_is_named_to_those_that_wait_for_it[1]",
+        ),
+    ),
+    Mutant(
+        "a resume at the end trains a step",
+        "integrations/transformers/adapter.py",
+        "if 0 < steps <= self._resumed_at else values",
+        "if False else values",
+        of("integrations/test_transformers", "test_a_resume_at_the_end_is_the_end[options0-6-indexed]"),
+    ),
+    Mutant(
+        "an older loop ends a newer one for Accelerate",
+        "integrations/accelerate.py",
+        "            if self._loop is loop:\n                self._end()",
+        "            self.end()\n            if self._loop is loop:",
+        of("integrations/test_accelerate", "test_a_loop_that_was_left_takes_nothing_from_the_one_after_it[gone on]"),
     ),
     # -- memory: a step in parts is the step, and no window is lost
     Mutant(
@@ -2355,8 +2424,8 @@ MUTANTS = [
     Mutant(
         "an epoch of steps begins with the data again",
         "loader.py",
-        "self._running = self._begun(self._place())",
-        "self._running = self._begun(None)",
+        "self._running = running = self._begun(self._place())",
+        "self._running = running = self._begun(None)",
         of("test_loader", "test_nothing_comes_twice_or_never_where_loops_are_left_and_restored"),
     ),
     # -- integrations: what trainers count is what was trained on, and what they skip costs nothing
@@ -2426,8 +2495,8 @@ MUTANTS = [
     Mutant(
         "a trainer does not know that a batch is packed",
         "integrations/transformers/data.py",
-        "made.segments = packed_segments(batch)",
-        "made.segments = None",
+        "made.segments = partial(packed_segments, batch)",
+        "made.segments = lambda: None",
         of(
             "integrations/test_transformers",
             "test_packed_batches_are_refused_for_models_that_mix_their_samples[bert]",

@@ -13,7 +13,7 @@ from brimful.batching.distributed import check_group, world_size_here
 from brimful.batching.labels import LabelsFollow
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.planners import BatchPlanner
-from brimful.batching.round_robin import RoundRobin
+from brimful.batching.round_robin import RoundRobin, told
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.blocks.blocks import Block, Sample
@@ -96,7 +96,10 @@ class Batches:
                 ".shard(0, 1) if this is meant",
                 world_size,
             )
-        return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
+        if self.stage.static_buffers:
+            GUARD.loop_here().check_buffers()
+        with told(self.stage):
+            return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
 
     def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
         """The batches as an IterableDataset for trainers, one epoch at a time, with state_dict, load_state_dict and
@@ -170,7 +173,7 @@ class Batches:
             ValueError: (when iterated) the data are streamed without streams and the world size is above 1, so each
                 rank would read everything. Or the world size does not divide the number of streams.
             TimeoutError: (when iterated) another rank did not answer in time. The error names it.
-            RankError: (when iterated) another rank failed. The error names it and its error.
+            RankError: (when iterated) another rank failed, or refused its state. The error names it and its error.
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([[1], [2], [3]]).batch(1)
@@ -345,10 +348,12 @@ class Batches:
             pad_on_device: send values end to end, as they are stored, and pad them on the device. This sends a quarter
                 of the bytes, or less.
             static_buffers: use the same device tensors for every batch of a shape, as CUDA graphs need them. A batch is
-                valid until you take the next one. At most 64 shapes, kept as long as this object.
+                valid until you take the next one: use it before, and copy what you keep. At most 64 shapes, kept as
+                long as this object.
         Raises:
             ValueError: pad_on_device is set, but something other than brimful pads the batches, or an earlier step
-                reads the padding.
+                reads the padding. (when iterated) With static_buffers: the loop holds a batch while the next one is
+                made, as Accelerate does. Or more than 8 batches are held. Or two loops take these batches in turn.
         Price: a copy into pinned memory on the host, and `prefetch` + 2 batches on the device.
         Example:
             >>> import brimful as bf

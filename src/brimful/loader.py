@@ -11,7 +11,9 @@ from typing import Any, Protocol, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from brimful.batching.round_robin import told
 from brimful.core.above import GUARD
+from brimful.core.ahead import hands_on
 from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
 from brimful.core.errors import BrokenError, StateError, integer, tallied
@@ -91,6 +93,8 @@ class Loader(IterableDataset[Any]):
             )
         begun = GUARD.loop_here()
         begun.check_loader(self, followed=self._consumed.followed)
+        if self.batches.stage.static_buffers:
+            begun.check_buffers()
         self._reader = begun.reader.name
         if (place := self._consumed.left_at) is not None:
             self.leave_at(place)
@@ -142,10 +146,13 @@ class Loader(IterableDataset[Any]):
 
     def _rest_of_steps(self, loop: object, steps_per_epoch: int) -> Iterator[Any]:
         """The batches after the last one, to the end of an epoch of so many steps."""
-        if self._running is None:
-            self._running = self._begun(self._place())
+        running = before = self._running
+        if running is None or running._deferred != hands_on():  # its items are for another kind of taker
+            self._running = running = self._begun(self._place())
             self._restored = self._left = None
-        self._last = running = self._running
+        if before is not None and before is not running:
+            before.close()
+        self._last = running
         over = False
         while not over and (batch := next(running, None)) is not None:
             self._steps += 1
@@ -153,10 +160,10 @@ class Loader(IterableDataset[Any]):
             if over:
                 self.epoch, self._steps = self.epoch + 1, 0
             yield batch
-            if self._running is not running:
-                return  # sent to another place
             if not self._consumed.runs(loop):
                 raise _ended_by_another()
+            if self._running is not running:
+                return  # sent to another place
 
     def _begun(self, state: dict[str, Any] | None) -> ResumableIterator[Any]:
         """A run from a state of its own, or of the epoch from its start."""
@@ -260,10 +267,11 @@ class Loader(IterableDataset[Any]):
         Price: the check needs a description of the data, as each epoch does. The first one in a process lists the
             files. With indexed data, it asks filters for all rows, and measures lengths that are not known.
         """
-        saved, different = self._read(state_dict), allowed(allow)
-        if saved[-1] is not None:
-            header, _ = tallied(self.batches._endless.header)  # a filter was counted before the state was saved
-            position_in(saved[-1], header, different)
+        with told(self.batches.stage):
+            saved, different = self._read(state_dict), allowed(allow)
+            if saved[-1] is not None:
+                header, _ = tallied(self.batches._endless.header)  # a filter was counted before the state was saved
+                position_in(saved[-1], header, different)
         self._allow = different
         self._leave()
         self.epoch, self._steps, self._left = saved

@@ -40,6 +40,8 @@ from transformers import (
 
 from brimful.integrations.transformers import trainer_class
 from brimful.integrations.transformers.data import SKIPPED, Length, ModelInputs, Steps, own_share
+from brimful.isolation import guard
+from brimful.isolation.call import segments_of
 from tests.forks import Launch, forks_of
 from tests.integrations.trainers import (
     bert,
@@ -85,6 +87,26 @@ def test_a_run_resumed_at_any_step_is_the_unbroken_one(kind: str, accumulated: i
         assert rest.seen
         assert rest.seen == whole.seen[done : done + len(rest.seen)], step
         assert [log["epoch"] for log in rest.state.log_history[:-1]] == epochs[: min(step + 2, len(epochs) - 1)]
+
+
+@pytest.mark.parametrize("kind", ["indexed", "streamed"])
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"max_steps": 6}, 6), ({"max_steps": 5, "gradient_accumulation_steps": 3}, 5), ({"num_train_epochs": 1.5}, 11)],
+)
+def test_a_resume_at_the_end_is_the_end(kind: str, options: dict[str, Any], steps: int, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    first = run(tmp_path / "run", data_of(kind, tmp_path), **options)
+    steps = first.state.global_step if kind == "streamed" else steps
+    weights = [one.tolist() for one in first.model.parameters()]
+    for _ in range(2):
+        again = run(tmp_path / "run", data_of(kind, tmp_path), resume=True, **options)
+        assert (again.seen, again.state.global_step, again.state.epoch) == ([], steps, first.state.epoch)
+        assert [one.tolist() for one in again.model.parameters()] == weights
+    if "max_steps" in options:
+        less = run(tmp_path / "run", data_of(kind, tmp_path), resume=True, **options | {"max_steps": steps - 1})
+        more = run(tmp_path / "run", data_of(kind, tmp_path), resume=True, **options | {"max_steps": steps + 1})
+        assert (less.seen, more.state.global_step, len(more.seen) > 0) == ([], steps + 1, True)
 
 
 def test_what_was_read_for_a_broken_off_accumulation_comes_again(tmp_path: Path) -> None:
@@ -145,6 +167,12 @@ def test_a_killed_run_is_resumed_by_the_trainer(kind: str, world_size: int, tmp_
         order, rest = ([batch[0] for batch in trainer.seen] for trainer in (alone, resumed))
         place = next(number for number in range(len(order)) if order[number : number + len(rest)] == rest)
         assert all(any(batch[0] == ids for seen, *_ in whole for batch in seen[:6]) for ids in order[:place])
+
+
+def test_a_process_that_refuses_its_state_tells_the_others(tmp_path: Path, launch: Launch) -> None:
+    zero, (kind, words) = launch(2, "refused", tmp_path)
+    assert kind == "StateError"
+    assert zero == ["RankError", f"rank 1 failed: StateError: {words}"]
 
 
 def test_random_masks_are_the_same_after_a_resume(tmp_path: Path) -> None:
@@ -706,6 +734,18 @@ def test_packed_batches_are_refused_for_models_that_mix_their_samples(kind: str,
 
 def test_packed_batches_are_taken_by_a_model_that_keeps_their_samples_apart(tmp_path: Path) -> None:
     assert len(run(tmp_path, packed(), max_steps=1, save_strategy="no").seen) == 1, "llama is served"
+
+
+@pytest.mark.parametrize(("isolation", "looks"), [("raise", 1), ("off", 0)])
+def test_what_the_check_of_packed_batches_copies_from_the_device_it_copies_once(
+    isolation: str, looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    monkeypatch.setattr(guard, "segments_of", lambda batch: found.append(1) or segments_of(batch))
+    made = trainer_class(Trainer, isolation=isolation)
+    args = settings(tmp_path, max_steps=5, save_strategy="no")
+    made(model=llama(), args=args, train_dataset=packed()).train()
+    assert len(found) == looks
 
 
 def test_trls_other_trainers_are_refused_by_name() -> None:

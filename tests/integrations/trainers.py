@@ -175,6 +175,16 @@ def trained(folder: Path, kind: str, name: str, stop: int, resume: bool, steps: 
     return [trainer.seen, trainer.state.epoch, evaluated]
 
 
+def refused(folder: Path) -> Any:
+    """A resume of two processes, of which rank 1 has other data: what each says."""
+    run(folder / "run", indexed(), max_steps=2)
+    other = indexed() if os.environ["RANK"] == "0" else indexed(24)
+    try:
+        run(folder / "run", other, resume=True, max_steps=4)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
 def compared(folder: Path, kind: str, accumulated: int) -> Any:
     """What must be the same for two processes and for one that accumulates two batches."""
     samples = rows(35, seed=1)
@@ -213,4 +223,4 @@ def compared(folder: Path, kind: str, accumulated: int) -> Any:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    serve({job.__name__: job for job in (trained, compared)}, "torch._dynamo")  # optimizers and DDP import it
+    serve({job.__name__: job for job in (trained, compared, refused)}, "torch._dynamo")  # optimizers and DDP import it

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from brimful.batching.batch import Uneven, filler
 from brimful.batching.distributed import Rank, in_words, resolve, say_split_groups
-from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of
+from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of, tell_refused
 from brimful.core.background import Channel, close_together
 from brimful.core.errors import Counts, DataError, StateError, add_counts, apart, with_counts
 from brimful.core.once import once
@@ -71,10 +71,12 @@ class RoundRobin(Stage[T]):
             )
         own = range((at["next"] + rank) % world_size, self.num_streams, world_size)
         if missing := [str(stream) for stream in own if str(stream) not in at["streams"]]:
-            raise StateError(
-                f"this state has the streams {', '.join(at['streams'])} of {self.num_streams}, but rank {rank} of {world_size} "
-                f"also reads {', '.join(missing)}: it is the state of one rank; join those of all with bf.merge_states"
-            )
+            with told(self):
+                raise StateError(
+                    f"this state has the streams {', '.join(at['streams'])} of {self.num_streams}, but rank {rank} of "
+                    f"{world_size} also reads {', '.join(missing)}: it is the state of one rank; join those of all with "
+                    "bf.merge_states"
+                )
         if (found := REPLAY.get()) is not None:
             at["streams"] = {stream: entry for stream, entry in at["streams"].items() if int(stream) in own}
             for stream, entry in at["streams"].items():  # each by itself, as other ranks may read it with others
@@ -105,6 +107,14 @@ class RoundRobin(Stage[T]):
     @property
     def num_ranks(self) -> int:
         return resolve(self.rank, self.world_size, self.process_group).world_size if self.is_sharded else 1
+
+    def tell(self, error: BaseException | None) -> None:
+        """Tells the other ranks why this one does not come to their run; None: it will come."""
+        with suppress(Exception):  # what failed here is what the user wants to know
+            rank = resolve(self.rank, self.world_size, self.process_group)
+            store = store_of(self.process_group) if self.is_sharded and rank.world_size > 1 else None
+            if store is not None:
+                tell_refused(store, *rank, error)
 
     def _stream(self, stream: int) -> Stage[T]:
         return self.upstream.stream(stream, self.num_streams)
@@ -232,6 +242,24 @@ class RoundRobin(Stage[T]):
 
     def _weighed(self, item: T) -> T:
         return cast(T, replace(cast(Any, item), weight=1.0)) if self.is_sharded else item
+
+
+@contextmanager
+def told(stage: Stage[Any]) -> Iterator[None]:
+    """Tells the other ranks that share the streams of a stage, where an error inside keeps this one from their run."""
+    try:
+        yield
+    except Exception as error:
+        _tell(stage, error)
+        raise
+    _tell(stage, None)
+
+
+def _tell(stage: Stage[Any], error: BaseException | None) -> None:
+    if isinstance(stage, RoundRobin):
+        stage.tell(error)
+    for one in stage.below:
+        _tell(one, error)
 
 
 class Taken(NamedTuple, Generic[T]):

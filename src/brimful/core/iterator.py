@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from brimful.core.ahead import AHEAD, HANDED_ON, then
+from brimful.core.ahead import AHEAD, HANDED_ON, hands_on, then
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
 from brimful.core.errors import TALLY, BrokenError, StateError, Tally, apart, counted
 from brimful.core.replay import ALLOWED, OtherRows, keep_weights, other_rows
@@ -58,7 +58,8 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._context.run(TALLY.set, tally)  # before the first use: of indexed data a filter counts what it leaves out
         self._context.run(RUN.set, self._running)
         self._context.run(KEEPER.set, None)
-        self._context.run(AHEAD.set, AHEAD.get() and HANDED_ON.get())  # else whoever takes its items is the consumer
+        self._deferred = hands_on()  # else whoever takes its items is the consumer
+        self._context.run(AHEAD.set, self._deferred)
         self._context.run(HANDED_ON.set, False)
         self._context.run(ALLOWED.set, OtherRows() if "rows" in different else None)
         self.stats: Stats = Stats(tally)

@@ -243,6 +243,11 @@ class Stage(ABC, Generic[T_co]):
         """Why a function of the user's did not find in an item what it looked for, and what to do; "" where nobody knows."""
         return next((words for one in self.below if (words := one.why_missing(error))), "")
 
+    @property
+    def static_buffers(self) -> bool:
+        """Whether items come in tensors that later ones come in too: whoever holds some of them copies, or refuses."""
+        return any(one.static_buffers for one in self.below)
+
     def functions(self) -> list[str]:
         """The functions of the user's that it calls, which no header holds by value, each with its verb: `map(clean)`."""
         called = filter(is_function, settings_of(self).values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
@@ -18,14 +19,15 @@ from accelerate.state import GradientState
 from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 
-from brimful.async_loader import AsyncLoader, micro_batches_of
+from brimful.async_loader import AsyncLoader, has_static_buffers, micro_batches_of
 from brimful.batches import Batches
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
-from brimful.integrations.guard import check_shared_out
+from brimful.integrations.guard import check_shared_out, refuse_static_buffers, told_to_all
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
+from brimful.tensors.structures import tensors_of
 
 __all__ = ["load", "prepare", "save"]
 
@@ -53,6 +55,7 @@ def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -
     Raises:
         ValueError: there are several processes, and batches are not sharded: use `batches.shard()`. Or gradients
             accumulate over another number of batches than `micro_batches`.
+            Or a loader has static_buffers.
         TypeError: a DataLoader is wrapped around a loader.
     Price: less than a second at the first packed batch. One more batch is held, as in Accelerate's own loaders, and a
         state is taken with each batch.
@@ -136,6 +139,7 @@ def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
 
     Raises:
         RuntimeError: no loader was prepared by this module, or another number of loaders was saved.
+        RankError: another process failed, for example as it refused its state. The error names it and its error.
     Example:
         >>> import tempfile
         >>> import brimful as bf
@@ -153,7 +157,8 @@ def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
     _check(accelerator)
     target = Path(folder)
     old = target.with_name(f"{target.name}.old")
-    accelerator.load_state(str(target if target.exists() or not old.exists() else old))
+    with told_to_all(gather_object):
+        accelerator.load_state(str(target if target.exists() or not old.exists() else old))
 
 
 @final
@@ -175,6 +180,7 @@ class Prepared(DataLoaderStateMixin):
         self._handed_out = 0
 
     def __iter__(self) -> Iterator[Any]:
+        self._end()
         self._loop = loop = object()
         self.loader.follow(lambda: self._handed_out)
         self.begin()
@@ -190,10 +196,15 @@ class Prepared(DataLoaderStateMixin):
                 self._guard.saw(batch)
                 yield send_to_device(batch, self._accelerator.device) if self._accelerator.device_placement else batch
         finally:
-            self.end()
             if self._loop is loop:
-                self._loop = None
+                self._end()
                 self.loader.follow(None)
+
+    def _end(self) -> None:
+        """The loop that runs ends, and Accelerate hears of it at once: told later, it would forget the next loop."""
+        if self._loop is not None:
+            self._loop = None
+            self.end()
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -220,14 +231,18 @@ class Prepared(DataLoaderStateMixin):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration continue from a state. It may be a state of the loader itself."""
         self.loader.load_state_dict(state_dict)
-        self._loop = None
+        self._end()
 
     def _rows_of_last_step(self, batch: Any) -> int:
         """How many rows the last step has on all processes without its fillers, where it has some and they come last: what
         `gather_for_metrics` keeps. -1, which keeps all, where that says nothing."""
         if self._accelerator.num_processes == 1 or not isinstance(batch, dict) or "is_filler" not in batch:
             return -1
-        mine = torch.tensor([0 if batch["is_filler"] else len(batch["input_ids"])], device=self._accelerator.device)
+        sizes = Counter(len(one) for one in tensors_of(batch) if one.dim())
+        if not sizes:
+            return -1
+        own = len(batch["input_ids"]) if "input_ids" in batch else sizes.most_common(1)[0][0]
+        mine = torch.tensor([0 if batch["is_filler"] else own], device=self._accelerator.device)
         rows: list[int] = self._accelerator.gather(mine).tolist()
         real = rows.index(0) if 0 in rows else len(rows)
         return sum(rows) if 0 in rows and not any(rows[real:]) else -1
@@ -258,6 +273,8 @@ def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Any:
     if not isinstance(loader, Loader | AsyncLoader):
         return one
     check_shared_out(loader, accelerator.num_processes, "processes", "each would get")
+    if has_static_buffers(loader):
+        refuse_static_buffers("Accelerate")
     micro_batches = micro_batches_of(loader)
     if micro_batches is not None and accelerator.gradient_accumulation_steps == 1:
         accelerator.gradient_accumulation_steps = micro_batches

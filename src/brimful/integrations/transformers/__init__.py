@@ -55,8 +55,10 @@ def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
             transformers works differently.
         ValueError: (when constructed) a setting cannot work: auto_find_batch_size, nn.DataParallel, context or sequence
             parallelism, or a data_collator. Or evaluation data have no end, or num_train_epochs is set for such data.
+            Or static_buffers are given with gradient_accumulation_steps above 1, or in an evaluation.
             (At the first packed batch) its samples see each other in the model. The error has the remedy.
         StateError: (from `train`) a checkpoint has no state, or one of other data.
+        RankError: (from `train`) another process failed as it took its state. The error names it and its error.
     Price: less than a second at the first packed batch. An optimizer step sends 8 bytes to all processes, to count
         labels. Taking the loader's state costs .1 ms a batch, or 40 us a stream. Indexed data are planned twice, as
         integers, before the first batch.
@@ -114,6 +116,9 @@ def _made(base: Any, isolation: str) -> Any:
         def get_train_dataloader(self) -> Any:
             ours = is_ours(self.train_dataset)
             return self._brimful.train_dataloader() if ours else super().get_train_dataloader()
+
+        def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
+            return self._brimful.ended(super().set_initial_training_values(*args, **kwargs))
 
         def num_examples(self, dataloader: Any) -> int:
             known = self._brimful.num_examples(dataloader)

@@ -15,10 +15,11 @@ from transformers import Trainer, TrainerCallback
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from brimful.async_loader import innermost
+from brimful.async_loader import has_static_buffers, innermost
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
+from brimful.integrations.guard import refuse_static_buffers, told_to_all
 from brimful.integrations.transformers import checkpoint as checkpoint_file
 from brimful.integrations.transformers.data import (
     SKIPPED,
@@ -76,6 +77,7 @@ class Adapter:
         self._weighed = False
         self._trained = 0  # batches since the last optimizer step
         self._saved_at: int | None = None
+        self._resumed_at = 0  # the optimizer step of the checkpoint that the run goes on from
 
     def taken_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The constructor's arguments with a stand-in for each of ours; those are put back by `begin`."""
@@ -118,7 +120,10 @@ class Adapter:
         if self._given:
             refuse_settings(trainer, self._data_collator, trains="train_dataset" in self._given)
         if is_ours(trainer.train_dataset):
-            self._data.is_run(self._data.own("train_dataset", trainer.train_dataset))
+            own = self._data.own("train_dataset", trainer.train_dataset)
+            self._data.is_run(own)
+            if (accumulated := trainer.args.gradient_accumulation_steps) > 1 and has_static_buffers(own):
+                refuse_static_buffers(f"Trainer with gradient_accumulation_steps={accumulated}")
         for name, given in _each("eval_dataset", trainer.eval_dataset):
             if is_ours(given):
                 self._data.own(name, given)
@@ -137,12 +142,15 @@ class Adapter:
         if not is_ours(trainer.train_dataset):
             yield resume
             return
-        checkpoint = checkpoint_file.last_complete(trainer.args.output_dir) or True if resume is True else resume
-        saved = checkpoint_file.read(checkpoint) if checkpoint and checkpoint is not True else None
+        with told_to_all(gather_object):
+            checkpoint = checkpoint_file.last_complete(trainer.args.output_dir) or True if resume is True else resume
+            saved = checkpoint_file.read(checkpoint) if checkpoint and checkpoint is not True else None
+        self._resumed_at = 0 if saved is None else saved["global_step"]
         self.steps = self._steps(saved)
-        if saved is not None:
-            self.steps.loader.load_state_dict(saved["loader"])
-            self._say_what_differs(saved)
+        with told_to_all(gather_object):
+            if saved is not None:
+                self.steps.loader.load_state_dict(saved["loader"])
+                self._say_what_differs(saved)
         self._in_train, self._trained = True, 0
         try:
             yield checkpoint
@@ -153,6 +161,12 @@ class Adapter:
     def train_dataloader(self) -> Any:
         """The run's own while it goes on; before and after, one of a run by itself, which moves nothing."""
         return as_dataloader(self.steps if self._in_train and self.steps is not None else self._steps(None, aside=True))
+
+    def ended(self, values: Any) -> Any:
+        """What Trainer works out before a run: its epochs, the steps of one, ..., all steps. A resume at the end has no more
+        epochs: Trainer itself would train a step before it looks at their number."""
+        _, per_epoch, *_, steps = values
+        return (self._resumed_at // per_epoch, *values[1:]) if 0 < steps <= self._resumed_at else values
 
     def refuse_skipped(self, samples: list[Any]) -> None:
         """An error where a batch to train on is a placeholder of one to pass over."""
