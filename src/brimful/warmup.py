@@ -201,7 +201,7 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
 
 
 def _extremes(planned: Stage[Batch]) -> dict[Shape, list[Batch]]:
-    """The emptiest and the fullest batch of each shape: in an epoch; in the first window of a stream, or of data without an end."""
+    """The emptiest and the fullest batch of each shape, in an epoch; of a stream, or data without an end, in the first window."""
     found: dict[Shape, list[Batch]] = {}
     with running(planned, planned.start(0)) as batches:
         for batch, _ in batches:
