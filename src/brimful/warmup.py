@@ -201,7 +201,7 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
 
 
 def _extremes(planned: Stage[Batch]) -> dict[Shape, list[Batch]]:
-    """The emptiest and the fullest batch of each shape: in an epoch; or in the first window of streams and endless data."""
+    """The emptiest and the fullest batch of each shape, in an epoch; of a stream, or data without an end, in the first window."""
     found: dict[Shape, list[Batch]] = {}
     with running(planned, planned.start(0)) as batches:
         for batch, _ in batches:
