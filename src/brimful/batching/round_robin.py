@@ -107,7 +107,7 @@ class RoundRobin(Stage[T]):
             item, entries[str(stream)] = readers[stream].take()
             if item is not None:
                 over = all(entry == END for entry in entries.values())
-                yield self._weighed(item), END if over else at | {"next": place, "streams": dict(entries)}
+                yield self._weighed(item, 1), END if over else at | {"next": place, "streams": dict(entries)}
 
     def _together(
         self, at: State, readers: dict[int, StreamReader[T]], rank: Rank
@@ -146,11 +146,11 @@ class RoundRobin(Stage[T]):
                 place += rank.world_size
                 if found is not None:
                     spare = found if spare is None and at["next"] == 0 else spare
-                    item = self._weighed(found)
+                    item = found
                 else:
                     spare = self._any_item(at["epoch"], [*readers]) if spare is None else spare
                     item = cast(T, filler(spare))
-                yield item, at | {"next": place, "streams": dict(entries)}
+                yield self._weighed(item, rank.world_size), at | {"next": place, "streams": dict(entries)}
 
     def _rounds(
         self, place: int, readers: dict[int, StreamReader[T]], rendezvous: Rendezvous
@@ -207,8 +207,13 @@ class RoundRobin(Stage[T]):
                     return item
         raise AssertionError("an epoch that goes on has an item")
 
-    def _weighed(self, item: T) -> T:
-        return cast(T, replace(cast(Any, item), weight=1.0)) if self.is_sharded else item
+    def _weighed(self, item: T, num_ranks: int) -> T:
+        """A batch as one of a rank; a filler keeps its weight."""
+        if not self.is_sharded:
+            return item
+        batch = cast(Any, item)
+        weight = 1.0 if batch.weight is None else batch.weight
+        return cast(T, replace(batch, weight=weight, num_ranks=num_ranks))
 
 
 class StreamReader(Generic[T]):

@@ -59,7 +59,7 @@ class Sharded(Stage[Batch]):
 
         def weighed(own: _Place | None, weight: float) -> Batch:
             assert own is not None
-            return Batch(*own, weight=weight, num_labels=step_labels(step.labels))
+            return Batch(*own, weight=weight, num_ranks=world_size, num_labels=step_labels(step.labels))
 
         def steps(planned: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
             """The rank's batch of each step that ends among the batches of a window; of a step that goes on, it is kept."""
