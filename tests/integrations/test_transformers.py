@@ -508,7 +508,7 @@ def test_the_keys_are_those_that_forward_takes(tmp_path: Path) -> None:
 def test_a_batch_that_may_be_a_filler_and_does_not_say_so_is_refused() -> None:
     shared = own_share("train_dataset", bf.from_sequence(rows(9)).batch(9), 1, 2, 1)
     reader = ModelInputs(frozenset({"input_ids"}), "Model", shared=True)
-    assert [reader.read(batch).is_filler for batch in shared] == [True]
+    assert [reader.read(batch).rows for batch in shared] == [False]
     (batch,) = shared.map(lambda batch: {"input_ids": batch["input_ids"]})
     with pytest.raises(
         ValueError, match=r"nothing says whether this batch is a filler, .* as {\*\*batch, \.\.\.}, and"

@@ -106,7 +106,7 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
             tokens = torch.as_tensor(tokens).to(loss_sum.device, copy=True)
             torch.distributed.all_reduce(tokens, group=ranks)
     if rows is False:
-        return _nothing(loss_sum)
+        return nothing(loss_sum)
     count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
     return _weighed_sum(loss_sum, batch.get(WEIGHTS)) * world_size / count.clamp(min=1)
 
@@ -126,7 +126,7 @@ def num_labels(labels: torch.Tensor, rows: torch.Tensor | bool = True) -> torch.
             return torch.tensor(len(labels) * rows, device=labels.device)
         return ((labels.values() if labels.is_nested else labels) != NOT_TRAINED_ON).sum()
     rows = rows.to(labels.device)
-    return (_by_row(rows, labels) & (labels != NOT_TRAINED_ON) if are_classes(labels) else rows).sum()
+    return (by_row(rows, labels) & (labels != NOT_TRAINED_ON) if are_classes(labels) else rows).sum()
 
 
 def are_classes(labels: torch.Tensor) -> bool:
@@ -134,7 +134,7 @@ def are_classes(labels: torch.Tensor) -> bool:
     return not labels.is_floating_point() and labels.dtype != torch.bool
 
 
-def _by_row(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def by_row(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A number a row, to go with a tensor of more dimensions."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
@@ -150,11 +150,11 @@ def _weighed_sum(losses: torch.Tensor, weights: torch.Tensor | None) -> torch.Te
             f"the losses have {len(losses):,} rows and the batch has {len(weights):,} sample_weights. Give token_mean a loss "
             "for each row or for each token of the batch, or weigh the losses by sample_weights and give their sum"
         )
-    weights = _by_row(weights.to(losses), losses)
+    weights = by_row(weights.to(losses), losses)
     return torch.where(weights > 0, losses * weights, 0.0).sum()
 
 
-def _nothing(loss: torch.Tensor) -> torch.Tensor:
+def nothing(loss: torch.Tensor) -> torch.Tensor:
     """0 whose gradient is 0, in the graph of a loss: DDP and FSDP wait for all of it. A loss that is NaN has derivatives that
     are NaN, also times 0, so those are left out."""
     if not torch.compiler.is_compiling() and loss.requires_grad and not loss.detach().isfinite().all():
