@@ -350,14 +350,16 @@ class Adapter:
 
     @contextmanager
     def predicting(self, inputs: TrainerBatch) -> Iterator[None]:
-        """A forward of one batch of an evaluation."""
+        """A forward of one batch of an evaluation, whose loss is the mean over its labels, not over those of all processes."""
         assert self.evaluation is not None
         self.evaluation.begin(inputs, self.num_labels(inputs))
-        self._rows = inputs.rows
+        args, self._rows = self.trainer.args, inputs.rows
+        of_all = args.average_tokens_across_devices
+        args.average_tokens_across_devices = False  # by which Trainer would scale it
         try:
             yield
         finally:
-            self._rows = True
+            args.average_tokens_across_devices, self._rows = of_all, True
 
     def loader_of(self, dataloader: Any) -> Loader | None:
         """The loader that an evaluation reads; None where it is another's."""
