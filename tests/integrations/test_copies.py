@@ -16,7 +16,7 @@ from accelerate import Accelerator
 
 from brimful.integrations.accelerate import prepare
 
-MESSAGE = r"^1 of the 4 rows of this batch are copies .*the loss of Own counts them: its labels are torch\.\w+, and only integers"
+MESSAGE = r"^1 of the 4 rows of this batch are copies .*The loss of Own counts them: its labels are torch\.\w+, and only integers"
 
 
 class Own(torch.nn.Module):

@@ -411,7 +411,7 @@ def test_a_model_that_would_count_copies_in_its_own_loss_is_refused(labels: Any,
 
     more = {} if labels is None else {"labels": labels}
     data = shaped([{"input_ids": row["input_ids"]} | more for row in rows(23)])
-    message = r"^\d of the \d rows of this batch are copies .*the loss of Mean counts them: .*Give Trainer a compute_loss_func"
+    message = r"^\d of the \d rows of this batch are copies .*The loss of Mean counts them: .*Give Trainer a compute_loss_func"
     trainer = trainer_class(Trainer)(model=Mean(), args=settings(tmp_path, max_steps=9), train_dataset=data)
     with pytest.raises(ValueError, match=message):
         trainer.train()

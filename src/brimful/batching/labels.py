@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches
 from brimful.batching.window import IntArray, PlanningWindow
@@ -47,12 +48,12 @@ class Labels(NamedTuple):
 
     Args:
         name: their column, or the one that they are made of.
-        count: what is counted: "tokens" that are not -100, "classes" (a sample, unless all that it has are -100), or "samples".
+        by: what counts as one: a "token" that is not -100, a "class" (a sample, unless all that it has are -100), a "sample".
         follows: the number of the length column that tokens are cut with; None: they are not cut.
     """
 
     name: str
-    count: Literal["tokens", "classes", "samples"]
+    by: Literal["token", "class", "sample"]
     follows: int | None = None
 
 
@@ -63,11 +64,11 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> Labels | 
 
     >>> schema = pa.schema(dict.fromkeys(["input_ids", "labels"], pa.list_(pa.int64())))
     >>> labels_of(schema, False, LabelsFollow(labels=0)), labels_of(schema, False, LabelsFollow())
-    (Labels(name='labels', count='tokens', follows=0), Labels(name='labels', count='classes', follows=None))
+    (Labels(name='labels', by='token', follows=0), Labels(name='labels', by='class', follows=None))
     """
     name = loss_labels(schema.names)
     if name is None:
-        return Labels(follow.lengths[0], "tokens", 0) if packs else None
+        return Labels(follow.lengths[0], "token", 0) if packs else None
     kind, depth = schema.field(name).type, 0
     if isinstance(kind, pa.ExtensionType):  # arrays of one shape, which is not that of their storage
         kind, depth = kind.storage_type, 1
@@ -76,11 +77,11 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> Labels | 
     follows = follow.shifted if name == SHIFTED else follow.labels
     follows = follows if {*follow.lengths} <= {*schema.names} else None
     if pa.types.is_integer(kind) and depth == 1 and (follows is not None or TOKENS not in follow.lengths):
-        return Labels(name, "tokens", follows)
+        return Labels(name, "token", follows)
     if pa.types.is_integer(kind) and depth < 2 and name not in follow.as_numbers:
-        return Labels(name, "classes")
+        return Labels(name, "class")
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    return Labels(name, "samples") if is_number else None
+    return Labels(name, "sample") if is_number else None
 
 
 def counted(batches: PlannedBatches, follow: LabelsFollow) -> Sequence[NumLabels | None]:
@@ -94,28 +95,27 @@ def counted(batches: PlannedBatches, follow: LabelsFollow) -> Sequence[NumLabels
     window, numbers, pieces = batches.window, batches.numbers, batches.pieces
     labels = labels_of(window.schema, pieces is not None, follow)
     unknown: list[NumLabels | None] = [None] * len(batches)
-    if labels is None or (labels.count == "tokens" and labels.name == SHIFTED):
+    if labels is None or (labels.by == "token" and labels.name == SHIFTED):
         return unknown
-    is_made = labels.name not in (LABELS, SHIFTED)  # of the tokens, of which hardly any is -100
-    knows = labels.count != "samples" and (window.index is not None or is_made)
+    is_made = labels.name not in (LABELS, SHIFTED)
+    knows = labels.by != "sample" and (window.index is not None or is_made)
     found = window.num_labels(labels.name) if knows else None
-    firsts = np.zeros(len(numbers), np.int64)
-    if labels.count == "samples":
-        counts = np.ones(len(numbers), np.int64)
-    elif pieces is not None and is_made and (found is None or (found[0] == found[1]).all()):
+    counts: NDArray[Any] = np.ones(len(numbers), np.int64)
+    firsts: NDArray[Any] = np.zeros(len(numbers), np.int64)
+    if pieces is not None and is_made and (found is None or (found[0] == found[1]).all()):  # hardly any token is -100
         counts, firsts = pieces.lengths, pieces.lengths > 0  # each token but the first of a piece
-    elif found is None:
+    elif found is not None:
+        sizes, counts, begins = found[:, numbers]
+        if labels.by == "class":
+            counts = np.minimum(counts, 1)
+        elif labels.follows is not None:
+            firsts = begins
+            starts, kept = _kept(batches, slice(None), labels.follows)
+            cut = np.flatnonzero(kept < sizes)
+            if len(cut):
+                counts[cut], firsts[cut] = _in_pieces(window, labels.name, numbers[cut], starts[cut], kept[cut])
+    elif labels.by != "sample":
         return unknown
-    elif labels.count == "classes":
-        counts = np.minimum(found[1][numbers], 1)
-    elif labels.follows is None:
-        counts = found[1][numbers]
-    else:
-        sizes, counts, firsts = found[:, numbers]
-        starts, kept = _kept(batches, slice(None), labels.follows)
-        cut = np.flatnonzero(kept < sizes)
-        if len(cut):
-            counts[cut], firsts[cut] = _in_pieces(window, labels.name, numbers[cut], starts[cut], kept[cut])
     given, left_out = (batches.sums(each).tolist() for each in (counts, firsts))
     return list(map(NumLabels, given, left_out))
 
@@ -147,7 +147,7 @@ def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
     if batch.weight == 0:
         return NumLabels(0, 0)
     rows = window.rows[batch.numbers]
-    if labels.count == "samples":
+    if labels.by == "sample":
         return NumLabels(len(rows), 0)
     if not is_list(column.type):
         return NumLabels(int(np.count_nonzero(numpy_of(column)[rows] != NOT_TRAINED_ON)), 0)
@@ -155,7 +155,7 @@ def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
     begins, sizes = values.spans(rows)
     if labels.follows is None:
         asked = trained_on(*gather(values.values, begins, sizes))[0]
-        return NumLabels(int(np.minimum(asked, 1).sum() if labels.count == "classes" else asked.sum()), 0)
+        return NumLabels(int(np.minimum(asked, 1).sum() if labels.by == "class" else asked.sum()), 0)
     starts, kept = _kept(batch.plan, batch.span, labels.follows)
     goes_on = starts + kept < sizes
     begins, sizes = begins + starts, np.clip(sizes - starts, 0, kept)

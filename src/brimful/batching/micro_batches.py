@@ -43,7 +43,8 @@ class MicroBatches(Stage[Batch]):
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         size = [self.micro_batches, self.upstream.num_ranks]
-        left, so_far = self.micro_batches, NumLabels(0, 0)
+        left = self.micro_batches
+        so_far: NumLabels | None = NumLabels(0, 0)
         if isinstance(at, dict) and at.keys() == {"step", "after"}:
             *saved, to_come, known = at["step"]
             if saved == size:

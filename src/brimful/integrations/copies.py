@@ -61,7 +61,7 @@ def refuse_copies(model: str, labels: torch.Tensor | None, rows: torch.Tensor | 
     if copies := int((~rows).sum()):
         kind = "there are no labels" if labels is None else f"its labels are {getattr(labels, 'dtype', type(labels))}"
         raise ValueError(
-            f"{copies:,} of the {len(rows):,} rows of this batch are copies that fill it up to a static shape, and the loss of {model} "
-            f"counts them: {kind}, and only integers are -100 in copies. Give Trainer a compute_loss_func, which gets the other rows "
-            "alone. In a loop of your own, compute the loss of each row outside of the model, and give it to bf.token_mean"
+            f"{copies:,} of the {len(rows):,} rows of this batch are copies up to its static shape. The loss of {model} counts "
+            f"them: {kind}, and only integers are -100 in copies. Give Trainer a compute_loss_func, which gets the other rows "
+            "alone. In your own loop, compute the loss of each row outside of the model, and give these to bf.token_mean"
         )

@@ -117,7 +117,7 @@ class Collated(Stage[Any]):
     def _num_items(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """How many labels of a step are trained on; None where it is not known, or padding may be taken for some."""
         name = loss_labels([column.name for column in columns.all]) or LABELS
-        if columns.labels is None or columns.labels.count == "tokens":
+        if columns.labels is None or columns.labels.by == "token":
             fill = self.rules.pad_values.get(name, NOT_TRAINED_ON)
             if fill != NOT_TRAINED_ON or self.rules.dtypes.get(name, "int64") not in SIGNED:
                 return None

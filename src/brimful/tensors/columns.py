@@ -214,7 +214,7 @@ class WindowColumns:
     def hides_labels(self, by_row: bool) -> bool:
         """Whether labels count as one a sample, and the tensors of a batch do not show it: lists of integers, which may be taken
         for those of tokens, or any lists in a layout that has no row a sample (`by_row`)."""
-        if self.labels is None or self.labels.count == "tokens":
+        if self.labels is None or self.labels.by == "token":
             return False
         name = self.labels.name
         (column,) = [one for one in self.all if one.name == name]

@@ -340,7 +340,7 @@ class CollateFnLayout(Layout):
         labels: Any = item.get(name := columns.labels.name)
         if not hasattr(labels, "numel"):
             return
-        if columns.labels.count != "tokens" and labels.dim() > 1 and are_classes(labels):
+        if columns.labels.by != "token" and labels.dim() > 1 and are_classes(labels):
             return  # of a sample's label it may make several numbers
         if known.given != (made := int(num_labels(labels, rows_that_count(item)))):
             raise DataError(
