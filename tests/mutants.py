@@ -533,7 +533,10 @@ MUTANTS = [
         "core/iterator.py",
         "if self._items is not None and self._reached is not self._state:",
         "if False:",
-        of("test_interrupt", "test_two_ctrl_c_of_a_terminal_end_in_keyboard_interrupts_and_the_items_after_them[thread]"),
+        of(
+            "test_interrupt",
+            "test_two_ctrl_c_of_a_terminal_end_in_keyboard_interrupts_and_the_items_after_them[thread]",
+        ),
     ),
     Mutant(
         "a read that nobody wants any longer is waited for",
@@ -738,8 +741,8 @@ MUTANTS = [
     Mutant(
         "a filler keeps its labels",
         "tensors/loss.py",
-        "        if not weight:\n",
-        "        if False:\n",
+        "        if batch.weight == 0:\n            columns",
+        "        if False:\n            columns",
         of("batching/test_sharded", "test_a_filler_has_no_weight_and_no_label"),
     ),
     Mutant(
@@ -1160,6 +1163,84 @@ MUTANTS = [
         "step_labels([*step.labels, *step.labels[-1:] * (world_size - step.taken)])",
         of("batching/test_sharded", "test_every_batch_knows_the_labels_of_its_step[budget-3-pad]"),
     ),
+    # -- rows that count for nothing
+    Mutant(
+        "a filler weighs what its labels say",
+        "tensors/loss.py",
+        "    if rows is False:\n        return nothing",
+        "    if False:\n        return nothing",
+        of("tensors/test_weights", "test_a_filler_gives_no_loss_and_no_gradient_whatever_it_gets[a sum]"),
+    ),
+    Mutant(
+        "the NaN of a filler comes to the weights",
+        "tensors/loss.py",
+        "and not loss.detach().isfinite().all()",
+        "and False",
+        of("tensors/test_weights", "test_a_nan_of_a_filler_stays_out_of_what_it_is_added_to"),
+    ),
+    Mutant(
+        "copies count as labels",
+        "core/own_keys.py",
+        "weights > 0",
+        "weights >= 0",
+        of("tensors/test_weights", "test_copies_count_for_nothing[number]"),
+    ),
+    Mutant(
+        "losses of copies are added up",
+        "tensors/loss.py",
+        "torch.where(weights > 0, losses * weights, 0.0)",
+        "losses",
+        of("tensors/test_weights", "test_losses_by_row_and_by_token_are_weighed"),
+    ),
+    Mutant(
+        "ranks are those of torch.distributed alone",
+        "tensors/loss.py",
+        'world_size = batch.get("num_ranks", world_size)',
+        "pass",
+        of("tensors/test_weights", "test_steps_of_ranks_have_the_gradient_of_one_big_batch[number-padded-2-1]"),
+    ),
+    Mutant(
+        "labels that are no integers are counted by value",
+        "tensors/loss.py",
+        "if not rows or not are_classes(labels):",
+        "if not rows:",
+        of("tensors/test_weights", "test_batches_that_are_not_shared_out_count_the_same[numbers]"),
+    ),
+    Mutant(
+        "a step goes on with the labels that it was saved with",
+        "batching/micro_batches.py",
+        "so_far and [*so_far]]",
+        "labels and [*labels]]",
+        of("tensors/test_weights", "test_a_count_goes_on_from_what_was_handed_out_whatever_follows"),
+    ),
+    Mutant(
+        "what a collate_fn makes is looked at on one rank alone",
+        "tensors/collated.py",
+        "if counts and batch.weight != 0:",
+        "if NUM_ITEMS[0] in counts:",
+        of("tensors/test_weights", "test_a_collate_fn_that_makes_other_labels_is_refused[[1, 2, 3, 4]-2]"),
+    ),
+    Mutant(
+        "tokens of a store that are no labels pass",
+        "tensors/layouts.py",
+        "if counted != (made :=",
+        "if False and counted != (made :=",
+        of("tensors/test_weights", "test_tokens_that_are_minus_100_are_no_labels"),
+    ),
+    Mutant(
+        "copies are predicted too",
+        "integrations/transformers/loss.py",
+        "return tensor[rows.to(tensor.device)] if len(tensor) == len(rows) else tensor",
+        "return tensor",
+        of("integrations/test_transformers", "test_integer_labels_of_copies_count_for_nothing"),
+    ),
+    Mutant(
+        "a model may count copies",
+        "integrations/copies.py",
+        "if copies := int((~rows).sum()):",
+        "if copies := 0:",
+        of("integrations/test_copies", "test_a_loss_that_counts_copies_is_refused[0.5-by name-accelerate]"),
+    ),
     # -- optimizer steps of several batches
     Mutant(
         "a step that was left inside begins anew",
@@ -1202,8 +1283,8 @@ MUTANTS = [
     Mutant(
         "an index counts labels where the loss is taken over shifted ones",
         "batching/labels.py",
-        "if SHIFTED in names or",
-        "if",
+        'if labels is None or (labels.by == "token" and labels.name == SHIFTED):',
+        "if labels is None:",
         of(
             "batching/test_micro_batches",
             "test_the_labels_that_the_loss_is_taken_over_are_counted[batch-False-indexed]",
@@ -1229,8 +1310,8 @@ MUTANTS = [
     Mutant(
         "the labels that packing makes of tokens are not counted",
         "batching/labels.py",
-        "if pieces is None or",
-        "if True or",
+        'return Labels(follow.lengths[0], "token", 0) if packs else None',
+        "return None",
         of("tensors/test_loss", "test_a_step_of_packed_batches_has_the_gradient_of_one_big_batch[indexed-1]"),
     ),
     Mutant(

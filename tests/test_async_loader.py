@@ -736,6 +736,17 @@ def test_a_value_is_rounded_as_its_type_rounds(dtype: str, value: float) -> None
     assert padded(batch, buckets=[4], pad_value_dict={"input_ids": value})["input_ids"].shape == (1, 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("labels", -100), ("shift_labels", -100), ("chosen_labels", -100), ("token_type_ids", 0)]
+)
+def test_what_to_pad_with_is_never_trained_on(name: str, value: int) -> None:
+    batch = {"input_ids": torch.ones(2, 3), name: torch.ones(2, 3)}
+    message = rf"name one, pad_value_dict={{'input_ids': 0, '{name}': {value}}}, or None to leave it as it is$"
+    with pytest.raises(bf.DataError, match=message):
+        padded(batch, buckets=[4], pad_value_dict={"input_ids": 0})
+    assert padded(batch, buckets=[4], pad_value_dict={"input_ids": 0, name: value})[name][0, -1] == value
+
+
 def test_positions_that_all_rows_share_go_along() -> None:
     batch = {"input_ids": torch.ones(2, 3), "cache_position": torch.arange(3)}
     out = padded(batch, buckets=[4], pad_value_dict={"input_ids": 0, "cache_position": 9})

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Typ
 from brimful.batching.batch import Batch, Uneven
 from brimful.batching.batched import Batched, Narrowed, ShuffleBatches, check_shuffle
 from brimful.batching.distributed import check_group, world_size_here
-from brimful.batching.labels import LabelsFollow
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.planners import BatchPlanner
 from brimful.batching.round_robin import RoundRobin, told
@@ -19,7 +18,7 @@ from brimful.batching.windows import Buffered, Planned
 from brimful.blocks.blocks import Block, Sample
 from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
-from brimful.blocks.ragged import LABELS, SHIFTED, is_labels
+from brimful.blocks.ragged import is_labels
 from brimful.blocks.texts import TokenizedText
 from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
@@ -540,7 +539,6 @@ def batches_of(
         windows = Planned(
             cast(Indexed, stage), rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, fewest
         )
-    follow = LabelsFollow(rules.follows(LABELS), rules.follows(SHIFTED))
     planned: Stage[Batch] = Batched(
         windows,
         planner,
@@ -549,7 +547,7 @@ def batches_of(
         order.balance_group,
         order.seed,
         order.balance_cost,
-        labels_follow=follow,
+        labels_follow=rules.labels_follow,
         window=rows or window,
     )
     if stage.streams is not None:
@@ -557,7 +555,7 @@ def batches_of(
     if stage.one_by_one:
         planned = Narrowed(planned)
     if parts > 1:
-        planned = MicroBatches(planned, parts, follow)
+        planned = MicroBatches(planned, parts, rules.labels_follow)
     tokens = known.get(rules.length_columns[0])
     layout = _layout(form, planner, None if tokens is None else tokens.side, originals, rules.left_out)
     remedy = planner.fewer_shapes

@@ -49,9 +49,11 @@ from tests.integrations.trainers import (
     indexed,
     llama,
     recorded,
+    regression,
     rows,
     run,
     settings,
+    squares,
     streamed,
     tokenizer,
     write_shards,
@@ -276,7 +278,7 @@ def test_other_settings_at_a_resume_are_said_and_lose_no_batch(
 # -- losses
 
 
-@pytest.mark.parametrize("kind", ["llama", "bert"])
+@pytest.mark.parametrize("kind", ["llama", "bert", "regression"])
 def test_two_processes_of_unequal_tokens_are_one_that_accumulates_two(
     kind: str, tmp_path: Path, launch: Launch
 ) -> None:
@@ -367,6 +369,122 @@ def test_a_compute_loss_func_gets_the_number_of_labels(tmp_path: Path) -> None:
     ).batch(1)
     run(tmp_path, data, compute_loss_func=own, max_steps=2, save_strategy="no")
     assert given == [1, 1], "of a shifted row one; of none one, as nothing can be divided by 0"
+
+
+# -- copies up to a static shape
+
+
+def shaped(samples: list[dict[str, Any]]) -> bf.Batches:
+    """Batches of 8 rows of 8 tokens, or 4 of 16, some of which are copies."""
+    return bf.from_sequence(samples).batch(bf.StaticShapes([8, 16], 64), window=40, shuffle_batches=False)
+
+
+def numbers(count: int = 23) -> list[dict[str, Any]]:
+    return [{"input_ids": row["input_ids"], "labels": len(row["input_ids"]) / 8} for row in rows(count)]
+
+
+def plain_squares(model: Any, samples: list[dict[str, Any]]) -> torch.Tensor:
+    """The mean loss of some samples, one after another."""
+    found = [model(input_ids=torch.tensor([one["input_ids"]])).logits[0, 0] - one["labels"] for one in samples]
+    return torch.stack(found).square().mean()
+
+
+def samples_of(batch: Any) -> list[dict[str, Any]]:
+    real = [
+        (ids, label)
+        for ids, label, weight in zip(batch["input_ids"], batch["labels"], batch["sample_weights"])
+        if weight
+    ]
+    return [{"input_ids": ids[ids > 0].tolist(), "labels": float(label)} for ids, label in real]
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_compute_loss_func_gets_the_real_rows_of_batches_with_copies(accumulated: int, tmp_path: Path) -> None:
+    data = shaped(numbers())
+    batches = list(data)
+    assert sum(int((batch["sample_weights"] == 0).sum()) for batch in batches)
+    model, plain = regression(0.0).double(), regression(0.0).double()
+    options = {"optim": "sgd", "num_train_epochs": 1, "save_strategy": "no", "gradient_accumulation_steps": accumulated}
+    trainer = run(tmp_path, data, model=model, compute_loss_func=squares, eval_dataset=data, **options)
+    losses, optimizer = [], torch.optim.SGD(plain.parameters(), 1e-2)
+    for first in range(0, len(batches), accumulated):
+        loss = plain_squares(
+            plain, [one for batch in batches[first : first + accumulated] for one in samples_of(batch)]
+        )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert [log["loss"] for log in trainer.state.log_history if "loss" in log] == pytest.approx(losses, rel=1e-6)
+    for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-9)
+    with torch.no_grad():
+        expected = float(plain_squares(plain, numbers()))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
+    result = trainer.predict(data)
+    assert result.predictions.shape == (23, 1)
+    assert result.label_ids.tolist() == [one["labels"] for batch in batches for one in samples_of(batch)]
+
+
+@pytest.mark.parametrize("labels", [0.5, True, None])
+def test_a_model_that_would_count_copies_in_its_own_loss_is_refused(labels: Any, tmp_path: Path) -> None:
+    class Mean(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, input_ids: Any = None, labels: Any = None) -> dict[str, Any]:
+            return {"loss": (self.weight * input_ids).mean()}
+
+    more = {} if labels is None else {"labels": labels}
+    data = shaped([{"input_ids": row["input_ids"]} | more for row in rows(23)])
+    message = r"^\d of the \d rows of this batch are copies .*The loss of Mean counts them: .*Give Trainer a compute_loss_func"
+    trainer = trainer_class(Trainer)(model=Mean(), args=settings(tmp_path, max_steps=9), train_dataset=data)
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+    if labels is not None:
+        with pytest.raises(ValueError, match=message):
+            trainer.evaluate(data)
+    whole = bf.from_sequence([{"input_ids": [1] * 8} | more] * 8).batch(bf.StaticShapes([8], 64))
+    assert trainer_class(Trainer)(model=Mean(), args=settings(tmp_path, max_steps=1), train_dataset=whole).train()
+
+
+def test_a_model_that_takes_the_weights_computes_its_own_loss(tmp_path: Path) -> None:
+    class Weighs(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, input_ids: Any = None, labels: Any = None, sample_weights: Any = None) -> dict[str, Any]:
+            return {"loss": (self.weight * labels * sample_weights).sum() / sample_weights.sum()}
+
+    trainer = trainer_class(Trainer)(
+        model=Weighs(), args=settings(tmp_path, max_steps=1), train_dataset=shaped(numbers())
+    )
+    expected = sum(one["labels"] for one in numbers()) / 23
+    assert trainer.evaluate(shaped(numbers()))["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_integer_labels_of_copies_count_for_nothing(tmp_path: Path) -> None:
+    data = shaped(rows(23))
+    trainer = recorded(Trainer)(model=bert(0.0), args=settings(tmp_path), eval_dataset=data)
+    other = trainer.evaluate(bf.from_sequence(rows(23)).batch(5))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(other["eval_loss"], rel=1e-5)
+    assert len(trainer.predict(data).predictions) == 23
+
+
+def test_a_compute_loss_func_is_told_the_labels_of_a_batch_in_evaluations(tmp_path: Path) -> None:
+    told = []
+
+    def own(outputs: Any, labels: Any, num_items_in_batch: Any) -> Any:
+        told.append((int(num_items_in_batch), len(labels)))
+        return squares(outputs, labels, num_items_in_batch)
+
+    trainer = recorded(Trainer)(model=regression(0.0), args=settings(tmp_path), compute_loss_func=own)
+    trainer.evaluate(shaped(numbers()))
+    assert sum(count for count, _ in told) == 23
+    assert all(count == size for count, size in told)
 
 
 # -- evaluation
@@ -536,7 +654,7 @@ def test_the_keys_are_those_that_forward_takes(tmp_path: Path) -> None:
 def test_a_batch_that_may_be_a_filler_and_does_not_say_so_is_refused() -> None:
     shared = own_share("train_dataset", bf.from_sequence(rows(9)).batch(9), 1, 2, 1)
     reader = ModelInputs(frozenset({"input_ids"}), "Model", shared=True)
-    assert [reader.read(batch).is_filler for batch in shared] == [True]
+    assert [reader.read(batch).rows for batch in shared] == [False]
     (batch,) = shared.map(lambda batch: {"input_ids": batch["input_ids"]})
     with pytest.raises(
         ValueError, match=r"nothing says whether this batch is a filler, .* as {\*\*batch, \.\.\.}, and"

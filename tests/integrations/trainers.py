@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -64,7 +65,19 @@ def bert(dropout: float = 0.1) -> Any:
     return BertForMaskedLM(BertConfig(**SIZES, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout))
 
 
-MODELS = {"llama": llama, "bert": bert}
+def regression(dropout: float = 0.1) -> Any:
+    """A number for each sample."""
+    set_seed(0)
+    more = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "num_labels": 1}
+    return BertForSequenceClassification(BertConfig(**SIZES, **more))
+
+
+def squares(outputs: Any, labels: Any, num_items_in_batch: Any) -> Any:
+    """A compute_loss_func for `regression`."""
+    return ((outputs.logits[:, 0] - labels) ** 2).sum() / num_items_in_batch
+
+
+MODELS = {"llama": llama, "bert": bert, "regression": regression}
 
 
 def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -191,7 +204,11 @@ def compared(folder: Path, kind: str, accumulated: int) -> Any:
     for row in samples[:9]:  # batches without a label
         row["labels"] = [-100] * len(row["labels"])
     samples.append({"number": 99, "input_ids": [5], "labels": [5]})
-    data = bf.from_sequence(samples).batch_by_tokens(40, window=16)
+    if kind == "regression":
+        samples = [row | {"labels": len(row["input_ids"]) / 8} for row in samples]
+        data = bf.from_sequence(samples).batch(bf.StaticShapes([8, 16], 48), window=16)
+    else:
+        data = bf.from_sequence(samples).batch_by_tokens(40, window=16)
     assert len(data) % 2, "the last step has a filler"
     model = MODELS[kind](0.0).double()
     trainer = run(
@@ -205,6 +222,7 @@ def compared(folder: Path, kind: str, accumulated: int) -> Any:
         optim="sgd",
         gradient_accumulation_steps=accumulated,
         max_grad_norm=0.1,
+        compute_loss_func=squares if kind == "regression" else None,
     )
     result = trainer.predict(data)
     logged = [

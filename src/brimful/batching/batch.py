@@ -160,6 +160,7 @@ class Batch:
     Args:
         plan: the batches that it was planned with; `place`: which of them it is.
         weight: of a data-parallel rank's batch; 0.0 for a filler.
+        num_ranks: how many ranks share the batches of a step; None where they are not shared out.
         num_labels: of this batch, of a data-parallel rank's of its whole step, on all ranks; None where not known.
         num_labels_here: where those are not known, of this rank's batches of an optimizer step.
         ends_step: whether it is the last one of an optimizer step; None where nothing says which ones are.
@@ -169,6 +170,7 @@ class Batch:
     plan: PlannedBatches
     place: int = 0
     weight: float | None = None
+    num_ranks: int | None = None
     num_labels: NumLabels | None = None
     num_labels_here: NumLabels | None = None
     ends_step: bool | None = None

@@ -133,7 +133,7 @@ class RoundRobin(Stage[T]):
             if item is not None:
                 over = all(entry == END for entry in entries.values())
                 state = {"epoch": epoch, "next": place, "streams": dict(entries)}
-                yield self._weighed(item), END if over else state
+                yield self._weighed(item, 1), END if over else state
 
     def _together(
         self, at: State, readers: dict[int, StreamReader[T]], rank: Rank
@@ -175,11 +175,11 @@ class RoundRobin(Stage[T]):
                 if found is not None:
                     at_first = at["next"] == 0 and not self.flows  # else from here it is not known where the run began
                     spare = found if spare is None and at_first else spare
-                    item = self._weighed(found)
+                    item = found
                 else:
                     spare = self._any_item(0 if self.flows else at["epoch"], [*readers]) if spare is None else spare
                     item = cast(T, filler(spare))
-                yield item, {"epoch": epoch, "next": place, "streams": dict(entries)}
+                yield self._weighed(item, rank.world_size), {"epoch": epoch, "next": place, "streams": dict(entries)}
 
     def _rounds(
         self, epoch: int, place: int, readers: dict[int, StreamReader[T]], rendezvous: Rendezvous
@@ -240,8 +240,13 @@ class RoundRobin(Stage[T]):
                     return item
         raise AssertionError("an epoch that goes on has an item")
 
-    def _weighed(self, item: T) -> T:
-        return cast(T, replace(cast(Any, item), weight=1.0)) if self.is_sharded else item
+    def _weighed(self, item: T, num_ranks: int) -> T:
+        """A batch as one of a rank; a filler keeps its weight."""
+        if not self.is_sharded:
+            return item
+        batch = cast(Any, item)
+        weight = 1.0 if batch.weight is None else batch.weight
+        return cast(T, replace(batch, weight=weight, num_ranks=num_ranks))
 
 
 @contextmanager

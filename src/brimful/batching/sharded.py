@@ -61,7 +61,8 @@ class Sharded(Stage[Batch]):
         def weighed(own: _Place | None, weight: float) -> Batch:
             assert own is not None
             last = own[1] + 1 == len(own[0])  # of this rank's
-            return Batch(*own, weight=weight, num_labels=step_labels(step.labels), last=last)
+            labels = step_labels(step.labels)
+            return Batch(*own, weight=weight, num_ranks=world_size, num_labels=labels, last=last)
 
         def steps(planned: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
             """The rank's batch of each step that ends among the batches of a window; of a step that goes on, it is kept."""

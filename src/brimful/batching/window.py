@@ -14,7 +14,7 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import Ragged, array_of, ragged
 from brimful.core.errors import ORIGIN
 from brimful.core.once import once
-from brimful.index.index import Index, RowSpans
+from brimful.index.index import Index, RowSpans, label_counts
 
 IntArray: TypeAlias = NDArray[np.int64]
 
@@ -46,10 +46,16 @@ class PlanningWindow:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @once
-    def num_labels(self) -> IntArray | None:
+    def num_labels(self, column: str) -> IntArray | None:
         """For each sample: its labels, those that are trained on, and whether the first one is, int64 (3, n); None: not known."""
-        return None if self.index is None else self.index.num_labels_at(self.samples)
+        if column not in self._num_labels:
+            known = self.index
+            self._num_labels[column] = (
+                label_counts([self.block], column)[:, self.rows].astype(np.int64)
+                if known is None
+                else known.num_labels_at(self.samples, column)
+            )
+        return self._num_labels[column]
 
     @property
     def schema(self) -> pa.Schema:
@@ -107,4 +113,8 @@ class PlanningWindow:
 
     @once
     def _columns(self) -> dict[str, Ragged]:
+        return {}
+
+    @once
+    def _num_labels(self) -> dict[str, IntArray | None]:
         return {}

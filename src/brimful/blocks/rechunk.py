@@ -137,10 +137,11 @@ class Rechunk(Stage[Block]):
         if not rows.num_rows:
             return _NONE, _NONE
         sizes = ragged(rows, self.target_columns[0]).lengths
-        some = self.counts(sizes) > 0
+        some: NDArray[np.bool_] = self.counts(sizes) > 0
         if not again:
             self.leave_out(sizes[~some])
-        return np.flatnonzero(some), np.cumsum(~some)[some]
+        others: NDArray[np.int64] = np.cumsum(~some, dtype=np.int64)[some]
+        return np.flatnonzero(some), others
 
     def _tokens_of(self, held: HeldBlock) -> int:
         return int(self.counts(ragged(held.rest, self.target_columns[0]).lengths).sum())

@@ -406,6 +406,7 @@ def apart(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
 def with_counts(items: Iterator[R]) -> Iterator[tuple[R, Counts]]:
     """Each item, and what was left out on the way to it: see `apart`."""
     while True:
+        found: list[R]
         found, counts = apart(list, islice(items, 1))
         if not found:
             add_counts(counts)

@@ -32,7 +32,7 @@ from brimful.core import random
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, origins
 from brimful.core.once import once
 from brimful.core.stage import CHECKSUMS
-from brimful.index.index import DataIndex, has_labels, label_counts, lengths_by_column, taken
+from brimful.index.index import DataIndex, has_integers, has_null, label_counts, lengths_by_column, taken
 from brimful.sources.data_libraries import stored
 
 SAMPLED_ROWS: Final = 1024
@@ -114,9 +114,10 @@ class TableIndex(DataIndex):
         every = self._rows(np.arange(len(self)))
         return [name for name in lists if (self._counts(name)[every] != _NULL).all()]
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        known = LABELS in self.schema.names and has_labels(self.schema.field(LABELS).type)
-        if not known or (self._counts(LABELS) == _NULL).any():
+    def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
+        if (
+            column != LABELS or self._num_labels is None
+        ):  # tokens are not read for it: they may be all that a disk holds
             return None
         return self._num_labels[:, self._rows(numbers)].astype(np.int64)
 
@@ -176,8 +177,11 @@ class TableIndex(DataIndex):
         return {}
 
     @once
-    def _num_labels(self) -> NDArray[np.int32]:
-        return label_counts(batch.select([LABELS]) for batch in self.record_batches.batches)
+    def _num_labels(self) -> NDArray[np.int32] | None:
+        if LABELS not in self.schema.names or not has_integers(self.schema.field(LABELS).type):
+            return None
+        batches = [batch.select([LABELS]) for batch in self.record_batches.batches]
+        return None if any(has_null(batch.column(0)) for batch in batches) else label_counts(batches, LABELS)
 
 
 def _counts_of(lists: pa.Array) -> NDArray[np.int32]:

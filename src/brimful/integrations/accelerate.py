@@ -11,7 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import torch
 from accelerate import Accelerator
@@ -24,6 +24,7 @@ from brimful.batches import Batches
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
+from brimful.integrations.copies import CopiesGuard
 from brimful.integrations.guard import check_shared_out, refuse_static_buffers, told_to_all
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # Accelerate has no types, and a base without one leaves `Pre
 else:
     from accelerate.data_loader import DataLoaderStateMixin
 
+Guards: TypeAlias = tuple[IsolationGuard, CopiesGuard]
 _END: Final = object()
 
 
@@ -67,10 +69,10 @@ def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -
         >>> [(batch["input_ids"].tolist(), accelerator.gradient_state.end_of_dataloader) for batch in loader]
         [([[0], [1]], False), ([[2]], True)]
     """
-    guard = IsolationGuard(isolation)
-    ours_or_theirs = [_prepared(accelerator, one, guard) for one in objects]
+    guards = IsolationGuard(isolation), CopiesGuard()
+    ours_or_theirs = [_prepared(accelerator, one, guards) for one in objects]
     ours = [one for one in ours_or_theirs if isinstance(one, Prepared)]
-    if ours:
+    for guard in guards if ours else ():
         guard.watch(*(one for one in objects if isinstance(one, torch.nn.Module)))
     for loader in ours:  # once all have said how many
         steps = accelerator.gradient_accumulation_steps
@@ -170,9 +172,9 @@ class Prepared(DataLoaderStateMixin):
     State: the loader's own after the last batch that was handed out; each may go on from the other's.
     """
 
-    def __init__(self, accelerator: Accelerator, loader: Loader | AsyncLoader, guard: IsolationGuard) -> None:
+    def __init__(self, accelerator: Accelerator, loader: Loader | AsyncLoader, guards: Guards) -> None:
         self.loader = loader
-        self._guard = guard
+        self._guards = guards
         self.gradient_state: GradientState = GradientState()
         self._drop_last = True  # the remainder of the last step is counted here, from the batches
         self._accelerator = accelerator
@@ -193,7 +195,8 @@ class Prepared(DataLoaderStateMixin):
                     self.end_of_dataloader = True
                     self.remainder: int = self._rows_of_last_step(batch)
                 self._handed_out += 1
-                self._guard.saw(batch)
+                for guard in self._guards:
+                    guard.saw(batch)
                 yield send_to_device(batch, self._accelerator.device) if self._accelerator.device_placement else batch
         finally:
             if self._loop is loop:
@@ -262,7 +265,7 @@ class _OfAllProcesses:
         self.loader.load_state_dict(state_dict)
 
 
-def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Any:
+def _prepared(accelerator: Accelerator, one: Any, guards: Guards) -> Any:
     """Ours, prepared; anything else as it is."""
     if isinstance(one, DataLoader) and isinstance(one.dataset, Loader | AsyncLoader | Batches):
         raise TypeError(
@@ -278,7 +281,7 @@ def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Any:
     micro_batches = micro_batches_of(loader)
     if micro_batches is not None and accelerator.gradient_accumulation_steps == 1:
         accelerator.gradient_accumulation_steps = micro_batches
-    return Prepared(accelerator, loader, guard)
+    return Prepared(accelerator, loader, guards)
 
 
 def _check(accelerator: Accelerator) -> None:

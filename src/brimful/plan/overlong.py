@@ -148,12 +148,12 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
         counts |= {"dropped": len(too_long), "dropped_tokens": tokens}
         return replace(plan, numbers=numbers), counts
     counts["alone"] = len(too_long)
-    own = np.zeros_like(lengths)
-    own[too_long] = lengths[too_long]
+    long_alone = np.zeros_like(lengths)
+    long_alone[too_long] = lengths[too_long]
     plan = Plan(
         numbers=np.concatenate([too_long, numbers]),
         bounds=np.concatenate([np.arange(len(too_long)), plan.bounds + len(too_long)]),
-        padded_lengths=np.concatenate([_padded_alone(policy, own)[too_long], plan.padded_lengths]),
+        padded_lengths=np.concatenate([_padded_alone(policy, long_alone)[too_long], plan.padded_lengths]),
         padded_sizes=np.concatenate([np.ones(len(too_long), np.int64), plan.padded_sizes]),
         tokens=plan.tokens + tokens,
     )

@@ -17,7 +17,7 @@ from brimful.blocks.resize import Cursor
 from brimful.blocks.schema import as_text, from_text
 from brimful.blocks.several import conformed, union_of
 from brimful.blocks.typed import Typed
-from brimful.core.errors import StateError, add_counts, apart
+from brimful.core.errors import Counts, StateError, add_counts, apart
 from brimful.core.repeat import Waiting, reached
 from brimful.core.replay import REPLAY
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, described, runtime
@@ -79,7 +79,9 @@ class Interleave(Typed):
                 weights = earlier[past][1] if past < len(earlier) else self.weights
                 for source, weight in zip(sources, weights, strict=True):
                     source.weight = weight
-                more, failure, left_out = True, None, {}
+                more = True
+                failure: Exception | None = None
+                left_out: Counts = {}
                 try:
                     more, left_out = apart(self._settle, sources)
                 except Exception as error:  # raised once the rows before it are out
@@ -178,7 +180,7 @@ class _Source:
     @property
     def time(self) -> float:
         """When it is due: see `plan.mix.due`."""
-        return (self.served + 0.5) / self.weight
+        return float((self.served + 0.5) / self.weight)
 
     @property
     def left_out(self) -> bool:

@@ -11,7 +11,7 @@ from brimful.blocks.blocks import Block, visible
 from brimful.blocks.ragged import EMPTY
 from brimful.blocks.resize import Cursor
 from brimful.blocks.several import beside, require_distinct, unequal
-from brimful.core.errors import add_counts, apart
+from brimful.core.errors import Counts, add_counts, apart
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, refuse_streams
 
 COUNTED: Final = 1_000_000
@@ -49,7 +49,8 @@ class Zip(Stage[Block]):
                 block = beside([cursor.take(rows) for cursor in cursors])
                 done += rows
                 state = [done, [cursor.state for cursor in cursors]]
-                failure, left_out = None, {}
+                failure: Exception | None = None
+                left_out: Counts = {}
                 try:
                     rows, left_out = apart(self._at_hand, cursors, done)
                 except Exception as error:  # raised once the rows before it are out

@@ -205,10 +205,16 @@ class StoreIndex(DataIndex):
         manifest = self.manifest
         return [name for name in manifest.lengths if name in self._columns and not manifest.nulls[name]]
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
         manifest = self.manifest
         counts, firsts = manifest.num_labels, manifest.first_labels
-        if counts is None or firsts is None or LABELS not in self._columns or manifest.nulls[LABELS]:
+        if (
+            column != LABELS
+            or counts is None
+            or firsts is None
+            or LABELS not in self._columns
+            or manifest.nulls[LABELS]
+        ):
             return None
         sides = (manifest.lengths[LABELS], counts, firsts)
         return np.array([self._folder.by_row(side)[numbers] for side in sides], dtype=np.int64)

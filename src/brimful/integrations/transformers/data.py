@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from brimful.async_loader import AsyncLoader, has_static_buffers, innermost
 from brimful.batches import Batches
 from brimful.core.errors import logger
+from brimful.core.own_keys import rows_that_count
 from brimful.core.stage import running
 from brimful.dataset import Dataset
 from brimful.integrations.guard import refuse_static_buffers
@@ -42,7 +43,7 @@ class Share(NamedTuple):
 class TrainerBatch(dict[str, Any]):
     """A batch with the keys that the model takes, and beside it what the trainer must know and the model must not."""
 
-    is_filler: bool = False
+    rows: torch.Tensor | bool = True  # which count: see `rows_that_count`
     segments: Callable[[], torch.Tensor | None]  # says which slot is whose, where several samples lie in a row
     share: Share | None = None
 
@@ -278,7 +279,7 @@ class ModelInputs:
                 "collate_fn return a dict"
             )
         made = TrainerBatch((key, batch[key]) for key in keys)
-        made.is_filler = bool(batch.get("is_filler", False))
+        made.rows = rows_that_count(batch)
         made.segments = partial(packed_segments, batch)
         return made
 
