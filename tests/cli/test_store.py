@@ -83,7 +83,7 @@ def test_what_is_wrong_is_a_line(corpus: Corpus, tmp_path: Path) -> None:
     words = ("tokenize", corpus.urls, "--tokenizer", corpus.tokenizer, "--output", store)
     assert "correct --column or --keep" in refusal(*words, "--keep", "prose")
     assert not store.exists()
-    assert "name the folder of the store with --output" in refusal(*words[:-1], "")
+    assert "--output must name a folder (got '')" in refusal(*words[:-1], "")
     assert "use `brimful tokenize`" in refusal("verify", tmp_path / "none")
     (tmp_path / "mine.txt").touch()
     assert "holds no store" in refusal("tokenize", corpus.urls, "--tokenizer", corpus.tokenizer, "--output", tmp_path)

@@ -21,7 +21,7 @@ from brimful.cli.options import (
     tokenized,
 )
 from brimful.console import note, progress, stdout
-from brimful.core.errors import require
+from brimful.core.errors import check_path, require
 from brimful.dataset import Executor, run_by
 from brimful.sources.files import FromFiles
 from brimful.store.index import folder_of, verify_store
@@ -63,6 +63,7 @@ def tokenize(
     Example: brimful tokenize 'a/*.jsonl.gz' --tokenizer gpt2 --output store
     """
     require("--max-length", max_length, 0, "tokens")
+    check_path("--output", output)
     kept = tuple(dict.fromkeys(keep or ()))
     files = from_files(
         urls,
