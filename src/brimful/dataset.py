@@ -73,7 +73,6 @@ from brimful.rows.take import Take
 from brimful.rows.tokenize import Tokenize
 from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.unbatch import Unbatch
-from brimful.store.hugging_face import hugging_face_of
 from brimful.store.index import StoreIndex
 from brimful.store.writer import write_store
 
@@ -892,31 +891,6 @@ class Dataset:
         self._refuse_originals("cache")
         self._check_end("cache")
         return IndexedDataset(FromSequence(CachedIndex(self.stage), shuffle=False, seed=0), self.repeats)
-
-    def to_hf(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Writes all samples to one Arrow file, and returns it as a memory-mapped `datasets.Dataset`.
-
-        Types stay: lists, texts, nulls, integers of any width. Arrays of a fixed shape become Array2D to Array5D.
-
-        Args:
-            path: a new folder, which `datasets.load_from_disk` reads too. None: a folder in the cache of `datasets`,
-                which stays until you remove it.
-        Raises:
-            ValueError: the data set repeats without end, or the folder holds other files.
-            DataError: (at once) rows differ in their columns or types. The error names file and line.
-            ModuleNotFoundError: `datasets` is not installed: `pip install 'brimful[hf]'`.
-        Price: the time of the chain, and about 2 ns a byte. 30 MB are held.
-
-        >>> import tempfile
-        >>> import brimful as bf
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     table = bf.from_sequence(["a", "b"]).to_hf(f"{folder}/words")
-        ...     table.num_rows, table[1]
-        (2, {'text': 'b'})
-        """
-        self._refuse_originals("to_hf")
-        self._check_end("to_hf", repeats=self.repeats)
-        return hugging_face_of(self.stage, path)
 
     def lengths(self, column: str = "input_ids") -> NDArray[Any]:
         """The number of tokens of each sample, integers (n,), in the order of the data. A store gives a memory-mapped

@@ -872,7 +872,7 @@ def test_trls_other_trainers_are_refused_by_name() -> None:
         name = {trl.DPOTrainer: "DPOTrainer"}.get(base, "RewardTrainer")
         message = (
             rf"^trainer_class does not serve TRL's {name}, which makes batches of its own columns and takes none that are made "
-            rf"already: of TRL's it serves SFTTrainer\. Give {name} itself samples, data\.to_hf\(\)"
+            rf"already: of TRL's it serves SFTTrainer\. Give {name} itself samples, a `datasets` data set"
         )
         with pytest.raises(TypeError, match=message):
             trainer_class(base)

@@ -238,7 +238,7 @@ def test_an_error_or_ctrl_c_keeps_the_files_that_were_finished(tmp_path: Path) -
 def test_an_empty_path_is_not_the_folder_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = bf.from_sequence(["a"])
-    for make in (rows.to_store, rows.to_hf, bf.from_store):
+    for make in (rows.to_store, bf.from_store):
         with pytest.raises(ValueError, match=r"^path must name a folder \(got ''\); '.' is the one that"):
             make("")
     with pytest.raises(ValueError, match=r"^output must name a folder \(got ''\)"):

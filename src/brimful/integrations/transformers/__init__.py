@@ -95,7 +95,7 @@ def _made(base: Any, isolation: str) -> Any:
     if trls != "SFTTrainer":
         raise TypeError(
             f"trainer_class does not serve TRL's {trls}, which makes batches of its own columns and takes none that are made "
-            f"already: of TRL's it serves SFTTrainer. Give {trls} itself samples, data.to_hf()"
+            f"already: of TRL's it serves SFTTrainer. Give {trls} itself samples, a `datasets` data set"
         )
 
     class Adapted(base):  # type: ignore[misc]  # of any class of trainers
