@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 from tokenizers import Tokenizer
 
-from brimful.core.errors import integer, logger, one_of
+from brimful.core.errors import by_name, integer, logger, one_of
 from brimful.encoding.encoder import OFFSETS, Encoder, Padding
 from brimful.encoding.encoder_kinds import (
     OUTPUTS,
@@ -47,6 +47,7 @@ _NOT_SERVED: Final = {
     "text_target": "tokenize(column=(source, target), output_column=('input_ids', 'labels')) tokenizes both",
 }
 """Keywords of a transformers call that ask for what a row has no place for, and what to do."""
+_FOR_TEMPLATES: Final = {"documents", "kwargs"}
 _NO_KEYWORDS: Final = {"self", "text", "text_pair_target", "tokenizer_kwargs", "kwargs", *_NOT_SERVED}
 
 
@@ -155,12 +156,17 @@ def _max_length(name: str, known: set[str], request: _Request) -> int | None:
     return _truncated(request.settings, None, 1, pairs=False)[0]
 
 
-def chat_encoder_for(tokenizer: Any) -> TransformersEncoder:
+def chat_encoder_for(
+    tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None, end_token: str | None = None
+) -> TransformersEncoder:
     """The encoder of a tokenizer that has a chat template, or of the name of one.
 
+    Args:
+        template_kwargs: what is to go to the template, too.
+        end_token: what is to end turns that the template leaves open.
     Raises:
         TypeError: it is none of transformers.
-        ValueError: it has no template.
+        ValueError: it has no template; or it does not know the end token; or names are taken.
     """
     tokenizer = loaded(tokenizer)
     if not hasattr(tokenizer, "get_chat_template"):
@@ -178,6 +184,14 @@ def chat_encoder_for(tokenizer: Any) -> TransformersEncoder:
             "the chat template of this %s writes today's date, so that the same data have other tokens tomorrow, after a resume "
             "too: keep them by to_store(path), or set tokenizer.chat_template to one without strftime_now",
             type(tokenizer).__name__,
+        )
+    kwargs = by_name("template_kwargs", template_kwargs, "{'enable_thinking': False}")
+    own = inspect.signature(type(tokenizer).apply_chat_template).parameters.keys() | {"messages"}
+    if taken := sorted(kwargs.keys() & (own - _FOR_TEMPLATES)):
+        raise ValueError(f"template_kwargs go to the chat template, and {taken[0]!r} is no variable of yours in it")
+    if end_token is not None and end_token not in tokenizer.get_vocab():
+        raise ValueError(
+            f"end_token must be a token of this {type(tokenizer).__name__} (got {end_token!r}). Its add_special_tokens adds one"
         )
     padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
     return TransformersEncoder(copy.deepcopy(tokenizer), {}, padding=padding, engine="tokenizer")
