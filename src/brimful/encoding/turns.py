@@ -21,7 +21,7 @@ Otherwise the conversation is refused.
 - The end is the last special token, if only white space follows it. White space after it is the template's.
 - A turn without such an end is ended by the special token that follows it, which trains. If the text ends there, `end_token` is
   appended. Whether turns of a template end so is found once, in a short conversation: a token of a call's end may be special.
-- A think block that holds nothing is left out, if the message has no reasoning.
+- A think block that holds nothing is left out, unless the content has it: the template supplies it.
 
 **Special tokens** are found in the text, as a tokenizer finds them, in contents too. They are those that are added as special,
 as the tokenizer's own list of names often lacks the end of a turn.
@@ -48,12 +48,10 @@ REMEDY: Final = (
 )
 _PIECE: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\w+|\s|.", re.DOTALL)
 _THINK: Final = r"(?:\w+:)?(?:think|thinking|thought|reasoning)"
-_THOUGHT_ENDS: Final = re.compile(rf"</{_THINK}>|\[/THINK\]|<\|END_THINKING\|>")
 _NO_THOUGHT: Final = re.compile(
-    rf"\s*(?:(?:<{_THINK}>|\[THINK\]|<\|START_THINKING\|>)\s*)?(?:{_THOUGHT_ENDS.pattern})\s*"
+    rf"\s*(?:(?:<{_THINK}>|\[THINK\]|<\|START_THINKING\|>)\s*)?(?:</{_THINK}>|\[/THINK\]|<\|END_THINKING\|>)\s*"
 )
 """A think block that holds nothing; where the prompt has opened it, the rest."""
-_REASONING: Final = ("reasoning_content", "reasoning", "thinking")
 _QUESTION, _ANSWER, _MORE = "brimful asks", "brimful answers", "brimful asks again"
 _STRING: Final = re.compile("\ue0b1(\\d+)\ue0b2")
 
@@ -75,9 +73,16 @@ class Turns(NamedTuple):
 
 
 class _Prompt(NamedTuple):
-    """What asks for an answer, in pieces; and whether turns end in no special token (None: not known)."""
+    """What asks for an answer.
+
+    Args:
+        header: it, in pieces.
+        after: all that follows the last message then: a template may write some of it always.
+        runs_on: whether turns end in no special token; None: not known.
+    """
 
     header: list[str]
+    after: list[str]
     runs_on: bool | None
 
 
@@ -272,8 +277,9 @@ class ChatTemplate:
                 plain, asked = (self.render(self.fitted(talk), None, prompted) for prompted in (False, True))
             except Exception:
                 continue
-            return _Prompt(_PIECE.findall(_added(plain, asked)), self._runs_on(plain))
-        return _Prompt([], None)
+            after = asked.text[asked.tail :]
+            return _Prompt(*map(_PIECE.findall, (_added(plain, asked), after)), self._runs_on(plain))
+        return _Prompt([], [], None)
 
     def _runs_on(self, plain: Traced) -> bool | None:
         parts = [visit.spans for visit in plain.visits if visit.message == 1 and visit.spans]
@@ -295,6 +301,7 @@ class ChatTemplate:
                 self._after_tools[before] = _PIECE.findall(self._after(before))
             yield self._after_tools[before]
         yield self._prompt.header
+        yield self._prompt.after
 
     def _after(self, role: str) -> str:
         """What follows the result of a call when an answer is asked for."""
@@ -318,7 +325,8 @@ class ChatTemplate:
     def _trained(self, talk: _Talk, number: int, parts: list[Span]) -> _Turn:
         text, message = talk.traced.text, talk.messages[number]
         header = begin = self._header_end(talk, number, parts[0])
-        empty = None if _has_reasoning(message) else _NO_THOUGHT.match(text, begin, parts[0][1])
+        own = _NO_THOUGHT.match(said) if isinstance(said := message.get("content"), str) else None
+        empty = None if own else _NO_THOUGHT.match(text, begin, parts[0][1])
         if empty and not self.train_empty_think:
             begin = empty.end()
         last, end = parts[-1]
@@ -343,7 +351,7 @@ class ChatTemplate:
         """What a last turn gets that has no end; None: nothing."""
         if self.end_token is not None:
             return self.end_token
-        header, runs_on = self._prompt
+        header, _, runs_on = self._prompt
         if runs_on is None:
             runs_on = bool(self.special.at("".join(header), 0))
         return self.tokenizer.eos_token if runs_on else None
@@ -378,10 +386,12 @@ class ChatTemplate:
     def _inside(self, text: str, part: Span, message: Any) -> int:
         """Where a header ends that more text stands before; one in the message's own words is none."""
         begin, end = part
-        said = "\0".join(_strings(message))
+        said, core = "\0".join(_strings(message)), _core(message)
         for beginning in _beginnings(self._prompt.header):
             if text.count(beginning, begin, end) > said.count(beginning):
-                return text.find(beginning, begin, end) + len(beginning)
+                stop = text.find(beginning, begin, end) + len(beginning)
+                if text[stop:end].strip() and (text.find(core, begin, end) < 0 or text.find(core, stop, end) >= 0):
+                    return stop
         return begin
 
     def _others_header_end(self, talk: _Talk, number: int, part: Span) -> int:
@@ -563,10 +573,10 @@ class _Talk:
 
 
 def _added(plain: Traced, asked: Traced) -> str:
-    """What a template adds to ask for an answer: what follows the last message, or the end of it."""
+    """What a template adds to ask for an answer: after the last message, or at its end; or what it always writes there."""
     after, more = plain.text[plain.tail :], asked.text[asked.tail :]
-    if added := more.removeprefix(after).lstrip("\n") and more.removeprefix(after):
-        return added
+    if asked.text == plain.text or (added := more.removeprefix(after)).strip():
+        return more if asked.text == plain.text else added
     if asked.text.startswith(plain.text):
         return asked.text[len(plain.text) :]
     begun, ended = _PIECE.findall(plain.text), _PIECE.findall(asked.text)
@@ -629,11 +639,6 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping | list):
         for one in value.values() if isinstance(value, Mapping) else value:
             yield from _strings(one)
-
-
-def _has_reasoning(message: Any) -> bool:
-    given = map(message.get, _REASONING)
-    return any(isinstance(one, str) and one.strip() for one in given) or bool(_THOUGHT_ENDS.search(_core(message)))
 
 
 def _called(call: Any) -> str | None:
