@@ -137,7 +137,7 @@ def _of_transformers(tokenizer: Any, request: _Request) -> Encoder:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
     limit = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
-    itself = _encodes_itself(tokenizer)
+    itself = encodes_itself(tokenizer)
     _refuse_not_served(tokenizer, settings, outputs, itself)
     called = settings.keys() - _FAST or set(outputs) - OUTPUTS.keys() or itself
     if not isinstance(backend, Tokenizer) or called:
@@ -220,7 +220,7 @@ def _refuse_not_served(tokenizer: Any, settings: dict[str, Any], outputs: tuple[
         )
 
 
-def _encodes_itself(tokenizer: Any) -> bool:
+def encodes_itself(tokenizer: Any) -> bool:
     """Whether the class of a transformers tokenizer has its own way to encode, around the tokenizer that it holds."""
     ways = (getattr(type(tokenizer), name, None) for name in ("__call__", "_encode_plus", "_batch_encode_plus"))
     return any(way is not None and not way.__module__.startswith("transformers.tokenization_") for way in ways)

@@ -12,10 +12,10 @@ they write is counted later. Nor do loops over other things say anything: what i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
@@ -27,30 +27,19 @@ _HELD: Final = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlo
 _NOBODY: Final = -1
 
 
-@dataclass
-class Visit:
-    """What a template writes in one iteration for a message, by its number."""
-
-    message: int
-    spans: list[Span] = field(default_factory=list)
-
-
-@dataclass
-class Traced:
+class Traced(NamedTuple):
     """A conversation as text, and whose its parts are.
 
     Args:
-        visits: the iterations over messages that wrote something.
-        marked: what stands between {% generation %} and {% endgeneration %}, and the number of its visit (-1: none).
+        visits: what the iterations over messages wrote, by the numbers of the messages; one list of spans an iteration.
+        marked: what stands between {% generation %} and {% endgeneration %}, and the number of its message (-1: none).
         tail: where the text begins that follows the last loop over messages.
-        called: whether the template was followed at all.
     """
 
-    text: str = ""
-    visits: list[Visit] = field(default_factory=list)
-    marked: list[tuple[Span, int]] = field(default_factory=list)
-    tail: int = 0
-    called: bool = False
+    text: str
+    visits: dict[int, list[list[Span]]]
+    marked: list[tuple[Span, int]]
+    tail: int
 
 
 class TracedTemplate:
@@ -113,7 +102,7 @@ class _Trace:
     def __init__(self) -> None:
         self.chars = 0
         self.running = False
-        self.messages: dict[int, int] | None = None
+        self.messages: dict[int, int] = {}
         self._loops: list[tuple[int, int]] = []  # those that are running: their numbers, and for whom each writes
         self._visits: list[int] = []  # the message of each
         self._places: list[int] = [0]
@@ -122,10 +111,12 @@ class _Trace:
 
     def note(self, value: Any, loop: int, lists: tuple[Any, ...]) -> None:
         """An iteration of a loop begins."""
-        loops = self._loops
+        loops, known = self._loops, self.messages
         if loops and loops[-1][0] == loop:
             loops.pop()
-        number = self._number(value, lists)
+        number = known.get(id(value))
+        if number is None and isinstance(value, int | tuple | list):
+            number = self._held(value, lists)
         if number is None:
             owner = loops[-1][1] if loops else _NOBODY
         else:
@@ -148,15 +139,11 @@ class _Trace:
         else:
             self._marked[-1][1] = self.chars
 
-    def _number(self, value: Any, lists: tuple[Any, ...]) -> int | None:
-        """The number of the message that a loop variable is, or holds as the only one, or has the number of in a list."""
-        known = self.messages or {}
-        if isinstance(value, Mapping):
-            return known.get(id(value))
-        some = value if isinstance(value, tuple | list) else ()
-        if type(value) is int:
-            some = tuple(one[value] for one in lists if isinstance(one, list) and -len(one) <= value < len(one))
-        found = {known[id(one)] for one in some if id(one) in known}
+    def _held(self, value: int | tuple[Any, ...] | list[Any], lists: tuple[Any, ...]) -> int | None:
+        """The number of the only message that a loop variable holds, or is the index of in a list."""
+        if isinstance(value, int):
+            value = [one[value] for one in lists if isinstance(one, list) and -len(one) <= value < len(one)]
+        found = {self.messages[id(one)] for one in value if id(one) in self.messages}
         return found.pop() if len(found) == 1 else None
 
     def _write_for(self, owner: int) -> None:
@@ -169,17 +156,24 @@ class _Trace:
             self._owners.append(owner)
 
     def done(self, text: str) -> Traced:
-        visits = [Visit(number) for number in self._visits]
-        for owner, begin, end in zip(self._owners, self._places, [*self._places[1:], len(text)]):
+        wrote: dict[int, list[Span]] = {}
+        for owner, (begin, end) in zip(self._owners, pairwise([*self._places, len(text)])):
             if owner == _NOBODY or begin == end:
                 continue
-            spans = visits[owner].spans
-            if spans and not text[spans[-1][1] : begin].strip():  # a loop that looks ahead may write line ends
+            if owner not in wrote:
+                wrote[owner] = [(begin, end)]
+                continue
+            spans = wrote[owner]
+            if not text[spans[-1][1] : begin].strip():  # a loop that looks ahead may write line ends
                 begin = spans.pop()[0]
             spans.append((begin, end))
-        marked = [((begin, end), owner) for begin, end, owner in self._marked]
+        visits: dict[int, list[list[Span]]] = {}
+        for owner, spans in wrote.items():
+            visits.setdefault(self._visits[owner], []).append(spans)
+        numbers = [*self._visits, _NOBODY]  # the last one is nobody's
+        marked = [((begin, end), numbers[owner]) for begin, end, owner in self._marked]
         tail = self._places[-1] if self._owners[-1] == _NOBODY else len(text)
-        return Traced(text, visits, marked, tail, self.messages is not None)
+        return Traced(text, visits, marked, tail)
 
 
 @lru_cache(maxsize=64)

@@ -35,6 +35,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from brimful.core.errors import DataError, count
@@ -72,17 +73,28 @@ class Turns(NamedTuple):
     end: int | None = None
 
 
+class _Header(NamedTuple):
+    """What may stand before an answer, and its pieces."""
+
+    text: str
+    pieces: list[str]
+
+    @classmethod
+    def of(cls, text: str) -> _Header:
+        return cls(text, _PIECE.findall(text))
+
+
 class _Prompt(NamedTuple):
     """What asks for an answer.
 
     Args:
-        header: it, in pieces.
+        header: it.
         after: all that follows the last message then: a template may write some of it always.
         runs_on: whether turns end in no special token; None: not known.
     """
 
-    header: list[str]
-    after: list[str]
+    header: _Header
+    after: _Header
     runs_on: bool | None
 
 
@@ -153,24 +165,27 @@ class ChatTemplate:
             Exception: what the template raises.
         """
         talk = _Talk(self, self.fitted(messages), tools)
-        text, visits = talk.traced.text, talk.traced.visits
-        spans = [
-            span
-            for span, visit in talk.traced.marked
-            if self.marks and (all_marks or (visit >= 0 and visits[visit].message in own))
-        ]
-        others = [number for number in own if not self.marks or messages[number]["role"] != "assistant"]
-        parts = talk.parts(others)
-        begins, end = list[tuple[int, int]](), None
-        for number in others:
-            if not parts[number]:
-                continue
-            turn = self._trained(talk, number, parts[number])
-            spans += turn.spans
-            begins += [(turn.begin, number)] if turn.whole else []
-            end = self._end() if turn.open else end
-            self._say(talk, number, parts[number], turn.begin)
-        return Turns(text, sorted(span for span in spans if span[0] < span[1]), begins, end)
+        spans, begins, end = list[Span](), list[tuple[int, int]](), None
+        if self.marks:
+            for span, number in talk.traced.marked:
+                if all_marks or number in own:
+                    spans.append(span)
+                    stop = _stripped(talk.traced.text, *span)
+                    self._say_twice(
+                        talk.traced.text, span[0], stop, self.special.before(talk.traced.text, stop, span[0])
+                    )
+            for number in (number for number in own if messages[number]["role"] == "assistant"):
+                self._say_calls(talk, number, [span for spans in talk.visits(number) for span in spans])
+            own = [number for number in own if messages[number]["role"] != "assistant"]
+        for number, parts in talk.parts(own).items():
+            if parts:
+                turn = self._trained(talk, number, parts)
+                spans += turn.spans
+                begins += [(turn.begin, number)] if turn.whole else []
+                end = self._end() if turn.open else end
+                self._say_prefix(talk, number, parts, turn.begin)
+                self._say_calls(talk, number, parts)
+        return Turns(talk.traced.text, spans, begins, end)
 
     def whole(self, messages: list[Any], tools: Any, without: Sequence[int]) -> Turns:
         """All of a conversation trains, but for the messages of some numbers."""
@@ -195,7 +210,7 @@ class ChatTemplate:
         """A conversation as text, and whose its parts are, as far as that is told."""
         if self.traced is None:
             text = self.plain(messages, tools, prompted)
-            return Traced(text, tail=len(text))
+            return Traced(text, {}, [], len(text))
         return self.traced.render(
             self.tokenizer, messages, tools, **{PROMPT: prompted} if prompted else {}, **self.kwargs
         )
@@ -278,30 +293,29 @@ class ChatTemplate:
             except Exception:
                 continue
             after = asked.text[asked.tail :]
-            return _Prompt(*map(_PIECE.findall, (_added(plain, asked), after)), self._runs_on(plain))
-        return _Prompt([], [], None)
+            return _Prompt(_Header.of(_added(plain, asked)), _Header.of(after), self._runs_on(plain))
+        return _Prompt(_Header.of(""), _Header.of(""), None)
 
     def _runs_on(self, plain: Traced) -> bool | None:
-        parts = [visit.spans for visit in plain.visits if visit.message == 1 and visit.spans]
-        if not parts:
+        if 1 not in plain.visits:
             return None
-        begin, end = parts[-1][-1]
+        begin, end = plain.visits[1][-1][-1]
         stop = _stripped(plain.text, begin, end)
         follows = self.special.at(plain.text, _black(plain.text, end))
         return bool(follows) and not self.special.before(plain.text, stop, begin)
 
     @once
-    def _after_tools(self) -> dict[str, list[str]]:
+    def _known_headers(self) -> dict[str | None, list[_Header]]:
         return {}
 
-    def _headers(self, before: str | None) -> Iterator[list[str]]:
-        """What may stand before an answer, in pieces, after a message of a role."""
-        if before not in (None, "user", "assistant", "system", "developer"):
-            if before not in self._after_tools:
-                self._after_tools[before] = _PIECE.findall(self._after(before))
-            yield self._after_tools[before]
-        yield self._prompt.header
-        yield self._prompt.after
+    def _headers(self, before: str | None) -> list[_Header]:
+        """What may stand before an answer after a message of a role; the longest first."""
+        if before not in self._known_headers:
+            found = {self._prompt.header.text, self._prompt.after.text}
+            if before not in (None, "user", "assistant", "system", "developer"):
+                found.add(self._after(before))
+            self._known_headers[before] = [_Header.of(text) for text in sorted(found, key=len, reverse=True)]
+        return self._known_headers[before]
 
     def _after(self, role: str) -> str:
         """What follows the result of a call when an answer is asked for."""
@@ -335,7 +349,7 @@ class ChatTemplate:
         open_ = False
         if token and not self._prompt.runs_on:
             end = stop
-            self._say_twice(text, stop, token, begin)
+            self._say_twice(text, max(last, begin), end, token)
         else:
             following = _black(text, end)
             if mark := self.special.at(text, following):
@@ -353,7 +367,7 @@ class ChatTemplate:
             return self.end_token
         header, _, runs_on = self._prompt
         if runs_on is None:
-            runs_on = bool(self.special.at("".join(header), 0))
+            runs_on = bool(self.special.at(header.text, 0))
         return self.tokenizer.eos_token if runs_on else None
 
     def _ends_open(self, talk: _Talk, number: int) -> bool:
@@ -374,20 +388,22 @@ class ChatTemplate:
         if messages[number]["role"] != "assistant":
             return self._others_header_end(talk, number, part)
         before = messages[number - 1]["role"] if number else None
-        best = begin
-        for header in self._headers(before):
-            best = max(best, _matched(text, begin, end, header))
-            if best == begin:  # what stands between two turns may lack before the first
-                best = max(best, _matched(text, _black(text, begin), end, _black_pieces(header)))
-        if talk.first == begin and not text.startswith("".join(self._prompt.header), begin):
-            best = max(best, self._inside(text, part, messages[number]))
-        return best
+        headers = self._headers(before)
+        for header in headers:
+            if header.text and text.startswith(header.text, begin, end):
+                return begin + len(header.text)
+        best = max(_matched(text, begin, end, header.pieces) for header in headers)
+        if best == begin:  # white space between two turns may lack before the first
+            first = _black(text, begin)
+            found = max(_matched(text, first, end, _black_pieces(header.pieces)) for header in headers)
+            best = found if found > first else begin
+        return max(best, self._inside(text, part, messages[number])) if talk.first == begin else best
 
     def _inside(self, text: str, part: Span, message: Any) -> int:
         """Where a header ends that more text stands before; one in the message's own words is none."""
         begin, end = part
         said, core = "\0".join(_strings(message)), _core(message)
-        for beginning in _beginnings(self._prompt.header):
+        for beginning in _beginnings(self._prompt.header.pieces):
             if text.count(beginning, begin, end) > said.count(beginning):
                 stop = text.find(beginning, begin, end) + len(beginning)
                 if text[stop:end].strip() and (text.find(core, begin, end) < 0 or text.find(core, stop, end) >= 0):
@@ -397,18 +413,21 @@ class ChatTemplate:
     def _others_header_end(self, talk: _Talk, number: int, part: Span) -> int:
         """Where a turn of another role than the assistant's begins: at its content, if that is found."""
         text, (begin, end) = talk.traced.text, part
-        header = [piece.replace("assistant", talk.messages[number]["role"]) for piece in self._prompt.header]
+        role = talk.messages[number]["role"]
+        header = [piece.replace("assistant", role) for piece in self._prompt.header.pieces]
         after = max(_matched(text, begin, end, header), begin)
         found = text.find(_core(talk.messages[number]), after, end)
         return after if found < 0 else found
 
     # -- what is said once ------------------------------------------------------------------------------------------------
 
-    def _say(self, talk: _Talk, number: int, parts: list[Span], begin: int) -> None:
-        text, message = talk.traced.text, talk.messages[number]
-        said = message.get("content")
-        if PROMPT not in self.template and isinstance(said, str) and (said := said.strip()):
-            before, found, _ = text[begin : parts[0][1]].partition(said)
+    def _say_prefix(self, talk: _Talk, number: int, parts: list[Span], begin: int) -> None:
+        """Says once that a role is trained on: a template without add_generation_prompt cannot say where an answer begins."""
+        if PROMPT in self.template:
+            return
+        said = talk.messages[number].get("content")
+        if isinstance(said, str) and (said := said.strip()):
+            before, found, _ = talk.traced.text[begin : parts[0][1]].partition(said)
             if found and before.strip():
                 count(
                     "prefix",
@@ -416,9 +435,12 @@ class ChatTemplate:
                     f"chat: {before!r} before the assistant's words is trained on, too, as the chat template does not use "
                     f"{PROMPT}. To train on the words alone, mark them by {{% generation %}} ... {{% endgeneration %}} in it",
                 )
-        calls = message.get("tool_calls")
-        for name in (_called(call) for call in (calls if isinstance(calls, list) else ())):
-            if name and not any(text.find(name, *part) >= 0 for part in parts):
+
+    def _say_calls(self, talk: _Talk, number: int, parts: list[Span]) -> None:
+        """Says once that a template leaves calls out."""
+        calls = talk.messages[number].get("tool_calls")
+        for name in map(_called, calls if isinstance(calls, list) else ()):
+            if name and not any(talk.traced.text.find(name, *part) >= 0 for part in parts):
                 count(
                     "tool_calls",
                     1,
@@ -426,9 +448,14 @@ class ChatTemplate:
                     "trained. Take a template that writes them, or write them into the content (map)",
                 )
 
-    def _say_twice(self, text: str, stop: int, token: str, begin: int) -> None:
-        before = _stripped(text, begin, stop - len(token))
-        if self.special.before(text, before, begin) == token or text.startswith(token, _black(text, stop)):
+    def _say_twice(self, text: str, begin: int, end: int, token: str) -> None:
+        """Says once that a turn ends in a token twice."""
+        if not token:
+            return
+        before = end - len(token)
+        while before > begin and text[before - 1].isspace():
+            before -= 1
+        if text.endswith(token, begin, before) or text.startswith(token, _black(text, end)):
             count(
                 "end_twice",
                 1,
@@ -445,15 +472,18 @@ class _Talk:
         self.traced = template.render(messages, tools)
         self.bare = set[int]()
         """The messages whose parts have no header."""
-        self._visits: dict[int, list[list[Span]]] = {}
-        for visit in self.traced.visits:
-            if any(self.traced.text[begin:end].strip() for begin, end in visit.spans):
-                self._visits.setdefault(visit.message, []).append(visit.spans)
 
-    @once
+    @cached_property
     def first(self) -> int:
         """Where the first turn begins."""
-        return min((spans[0][0] for visits in self._visits.values() for spans in visits), default=0)
+        begins = (spans[0][0] for number in self.traced.visits for spans in self.visits(number))
+        return min(begins, default=0)
+
+    def visits(self, number: int) -> list[list[Span]]:
+        """What the template writes in iterations for a message, but for white space."""
+        text = self.traced.text
+        visits = self.traced.visits.get(number, [])
+        return [spans for spans in visits if any(not text[begin:end].isspace() for begin, end in spans)]
 
     def parts(self, own: Iterable[int]) -> dict[int, list[Span]]:
         """The parts of the text that are the messages' of some numbers, headers included; none where the template writes none.
@@ -473,12 +503,18 @@ class _Talk:
     def _traced_parts(self, number: int) -> list[Span] | None:
         """By the template's notes: those iterations that write the content, or all; None where they are not all there is."""
         text, message = self.traced.text, self.messages[number]
-        visits, core = self._visits.get(number, []), _core(message)
-        holding = [spans for spans in visits if core and any(text.find(core, *span) >= 0 for span in spans)]
-        elsewhere = core in text if core else False
-        if not holding and (elsewhere or (not visits and (core or message.get("tool_calls")))):
-            return None
-        return [span for spans in holding or visits for span in spans]
+        if core := _core(message):
+            holding = [
+                spans
+                for spans in self.traced.visits.get(number, ())
+                for begin, end in spans
+                if text.find(core, begin, end) >= 0
+            ]
+            if holding:
+                return holding[0] if len(holding) == 1 else [span for spans in holding for span in spans]
+        visits = self.visits(number)
+        lost = core in text or not visits if core else not visits and message.get("tool_calls")
+        return None if lost else [span for spans in visits for span in spans]
 
     def _by_strings(self, lost: list[int]) -> dict[int, list[Span] | None] | None:
         """By strings around the contents of messages; None where the template then writes other text.
@@ -514,7 +550,7 @@ class _Talk:
 
     def _around(self, number: int, places: Mapping[int, Span]) -> list[Span] | None:
         """The turn around a content, or between the contents of its neighbours."""
-        text, messages, header = self.traced.text, self.messages, self.template._prompt.header
+        text, messages, header = self.traced.text, self.messages, self.template._prompt.header.pieces
         before = max((end for other, (_, end) in places.items() if other < number), default=0)
         after = min((begin for other, (begin, _) in places.items() if other > number), default=len(text))
         own = places.get(number)
