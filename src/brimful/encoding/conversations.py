@@ -44,12 +44,12 @@ def rendered(template: ChatTemplate, messages: list[Any], tools: Any, train_on: 
         DataError: nobody spoke whom `train_on` names; a mark is not 0 or 1; the template does not tell who says what.
         Exception: what the template raises.
     """
-    marks = [_mark(message, number) for number, message in enumerate(messages)]
-    off = [number for number, mark in enumerate(marks) if mark is False]
+    marks = {number: mark for number, message in enumerate(messages) if (mark := _mark(message, number)) is not None}
+    off = [number for number, mark in marks.items() if not mark]
     if train_on == "all":
         return template.whole(messages, tools, off)
     if train_on == "marked":
-        spoken = [number for number, mark in enumerate(marks) if mark]
+        spoken = [number for number, mark in marks.items() if mark]
     else:
         spoken = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if not spoken:

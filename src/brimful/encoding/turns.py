@@ -33,6 +33,7 @@ its end in the last.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -123,8 +124,10 @@ class SpecialTexts:
 
     def before(self, text: str, end: int, begin: int = 0) -> str:
         """The one that ends at a place, and begins at another one or later; "" if there is none."""
-        found = (text[end - size : end] for size in self._lengths if end - size >= begin)
-        return next((one for one in found if one in self._texts), "")
+        for size in self._lengths:
+            if end - size >= begin and (found := text[end - size : end]) in self._texts:
+                return found
+        return ""
 
     def at(self, text: str, begin: int) -> str:
         """The one that begins at a place."""
@@ -338,7 +341,7 @@ class ChatTemplate:
 
     def _trained(self, talk: _Talk, number: int, parts: list[Span]) -> _Turn:
         text, message = talk.traced.text, talk.messages[number]
-        header = begin = self._header_end(talk, number, parts[0])
+        header = begin = self.header_end(talk, number, parts[0])
         own = _NO_THOUGHT.match(said) if isinstance(said := message.get("content"), str) else None
         empty = None if own else _NO_THOUGHT.match(text, begin, parts[0][1])
         if empty and not self.train_empty_think:
@@ -356,8 +359,7 @@ class ChatTemplate:
                 end = following + len(mark)
             else:
                 open_ = following == len(text) and self._end_token not in (None, token)
-        spans = [*parts[:-1], (last, end)]
-        spans[0] = (begin, spans[0][1])
+        spans = [(begin, parts[0][1]), *parts[1:-1], (last, end)] if len(parts) > 1 else [(begin, end)]
         return _Turn(header, [span for span in spans if span[0] < span[1]], empty is None, open_)
 
     @once
@@ -380,7 +382,7 @@ class ChatTemplate:
             return False
         return bool(parts) and self._trained(talk, number, parts).open
 
-    def _header_end(self, talk: _Talk, number: int, part: Span) -> int:
+    def header_end(self, talk: _Talk, number: int, part: Span) -> int:
         """Where a turn begins after its header."""
         text, messages, (begin, end) = talk.traced.text, talk.messages, part
         if number in talk.bare:
@@ -491,32 +493,34 @@ class _Talk:
         Raises:
             DataError: that cannot be told.
         """
-        found: dict[int, list[Span] | None] = {number: self._traced_parts(number) for number in own}
-        lost = [number for number, parts in found.items() if parts is None]
-        if not lost:
-            return {number: parts or [] for number, parts in found.items()}
-        by_strings = self._by_strings(lost)
-        if by_strings is None:
-            by_strings = self._by_renderings(lost)
-        return {number: parts or [] for number, parts in (found | by_strings).items()}
+        found, lost = dict[int, list[Span]](), list[int]()
+        for number in own:
+            parts = self._traced_parts(number)
+            if parts is None:
+                lost.append(number)
+            else:
+                found[number] = parts
+        return found | (self._by_strings(lost) or self._by_renderings(lost)) if lost else found
 
     def _traced_parts(self, number: int) -> list[Span] | None:
-        """By the template's notes: those iterations that write the content, or all; None where they are not all there is."""
-        text, message = self.traced.text, self.messages[number]
-        if core := _core(message):
-            holding = [
-                spans
-                for spans in self.traced.visits.get(number, ())
-                for begin, end in spans
-                if text.find(core, begin, end) >= 0
-            ]
-            if holding:
-                return holding[0] if len(holding) == 1 else [span for spans in holding for span in spans]
-        visits = self.visits(number)
-        lost = core in text or not visits if core else not visits and message.get("tool_calls")
-        return None if lost else [span for spans in visits for span in spans]
+        """By the template's notes: an iteration that writes the content. None where the content stands elsewhere, or is lost."""
+        text, core = self.traced.text, _core(self.messages[number])
+        visits = [
+            spans
+            for spans in self.traced.visits.get(number, ())
+            if core and any(text.find(core, begin, end) >= 0 for begin, end in spans)
+        ]
+        if not visits:
+            visits = self.visits(number)
+            if core in text if core else not visits and self.messages[number].get("tool_calls"):
+                return None
+        if len(visits) > 1:  # a summary may stand before the turns
+            visits = [
+                spans for spans in visits if self.template.header_end(self, number, spans[0]) > spans[0][0]
+            ] or visits
+        return visits[-1] if visits else None if core else []
 
-    def _by_strings(self, lost: list[int]) -> dict[int, list[Span] | None] | None:
+    def _by_strings(self, lost: list[int]) -> dict[int, list[Span]] | None:
         """By strings around the contents of messages; None where the template then writes other text.
 
         The strings have no case and no white space, and stand where a template trims nothing. A header is the last one before a
@@ -537,23 +541,25 @@ class _Talk:
             at += len(piece)
             begin, _ = places.get(int(name), (at, at))
             places[int(name)] = begin, at
-        made: dict[int, list[Span] | None] = {}
+        if [*places] != sorted(places):
+            return None
+        made = dict[int, list[Span]]()
         for number in lost:
-            message = messages[number]
-            if number not in places and (_core(message) or not message.get("tool_calls")):
-                made[number] = []  # the template leaves it out
-                continue
-            made[number] = self._around(number, places)
-            if made[number] is None:
+            left_out = number not in places and (_core(messages[number]) or not messages[number].get("tool_calls"))
+            parts = [] if left_out else self._around(number, places)
+            if parts is None:
                 return None
+            made[number] = parts
         return made
 
     def _around(self, number: int, places: Mapping[int, Span]) -> list[Span] | None:
         """The turn around a content, or between the contents of its neighbours."""
         text, messages, header = self.traced.text, self.messages, self.template._prompt.header.pieces
-        before = max((end for other, (_, end) in places.items() if other < number), default=0)
-        after = min((begin for other, (begin, _) in places.items() if other > number), default=len(text))
-        own = places.get(number)
+        own, order = places.get(number), [*places]
+        at = bisect_left(order, number)
+        before = places[order[at - 1]][1] if at else 0
+        at += own is not None
+        after = places[order[at]][0] if at < len(order) else len(text)
         begin, end = own or (after, before)
         if not before <= begin <= after >= end:
             return None
@@ -564,21 +570,19 @@ class _Talk:
         else:
             if own is None:
                 return None
+        stop, calls = _black(text, end), messages[number].get("tool_calls")
+        if not calls and (token := self.template.special.at(text, stop)):
+            return [(begin, stop + len(token))]
         if after == len(text):
             return [(begin, after)]
         role = messages[number + 1]["role"]
-        follows = [text.rfind(one.replace("assistant", role), end, after) for one in _beginnings(header)]
-        following = next((place for place in follows if place >= 0), None)
-        if following is None:
-            if messages[number].get("tool_calls"):
-                return None
-            stop = _black(text, end)
-            following = stop + len(self.template.special.at(text, stop)) if stop < after else end
-        return [(begin, following)]
+        follows = (text.rfind(one.replace("assistant", role), end, after) for one in _beginnings(header))
+        following = next((place for place in follows if place >= 0), None if calls else end)
+        return None if following is None else [(begin, following)]
 
-    def _by_renderings(self, lost: list[int]) -> dict[int, list[Span] | None]:
+    def _by_renderings(self, lost: list[int]) -> dict[int, list[Span]]:
         """By what the messages up to a turn, and with it, begin."""
-        text, messages, made = self.traced.text, self.messages, dict[int, list[Span] | None]()
+        text, messages, made = self.traced.text, self.messages, dict[int, list[Span]]()
         for number in lost:
             before = self._plain(number, number, prompted=True) if number else ""
             upto = text if number + 1 == len(messages) else self._plain(number, number + 1)
