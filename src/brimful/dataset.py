@@ -585,12 +585,19 @@ class Dataset:
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
         encoder = chat_encoder_for(tokenizer, template_kwargs, end_token)
         truth("train_empty_think", train_empty_think)
-        more = {
-            "template_kwargs": dict(template_kwargs or {}),
-            "end_token": end_token,
-            "train_empty_think": train_empty_think,
-        }
-        return self._add(Chat(self.stage, encoder, column, train_on, _checked(on_error), parallel=parallel, **more))
+        return self._add(
+            Chat(
+                self.stage,
+                encoder,
+                column,
+                train_on,
+                _checked(on_error),
+                parallel=parallel,
+                template_kwargs=dict(template_kwargs or {}),
+                end_token=end_token,
+                train_empty_think=train_empty_think,
+            )
+        )
 
     def chunk(
         self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True

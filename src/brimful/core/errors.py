@@ -407,6 +407,14 @@ def add_counts(counts: Counts) -> None:
 OnError = Literal["raise", "skip"]
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether a call has failed, and was not interrupted. A panic of a library in Rust is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == PANIC
+
+
+PANIC: Final = "PanicException"
+
+
 def skipped(error: Exception) -> None:
     """Counts a row that is left out (on_error="skip"), and logs why: the error names file and line."""
     logger.warning("skipped: %s", error)

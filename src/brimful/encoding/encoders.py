@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 from tokenizers import Tokenizer
+from tokenizers.implementations.base_tokenizer import BaseTokenizer
 
 from brimful.core.errors import by_name, integer, logger, one_of
 from brimful.encoding.encoder import OFFSETS, Encoder, Padding
@@ -142,7 +143,7 @@ def _of_transformers(tokenizer: Any, request: _Request) -> Encoder:
     called = settings.keys() - _FAST or set(outputs) - OUTPUTS.keys() or itself
     if not isinstance(backend, Tokenizer) or called:
         most = _truncated(settings, limit, 1, pairs)[0]
-        return TransformersEncoder(copy.deepcopy(tokenizer), settings, most, padding=padding, engine=engine)
+        return TransformersEncoder(_copied(tokenizer), settings, most, padding=padding, engine=engine)
     side, split = tokenizer.truncation_side, tokenizer.split_special_tokens
     return _fast(backend, request, None, side, limit, split, padding)
 
@@ -194,7 +195,7 @@ def chat_encoder_for(
             f"end_token must be a token of this {type(tokenizer).__name__} (got {end_token!r}). Its add_special_tokens adds one"
         )
     padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
-    return TransformersEncoder(copy.deepcopy(tokenizer), {}, padding=padding, engine="tokenizer")
+    return TransformersEncoder(_copied(tokenizer), {}, padding=padding, engine="tokenizer")
 
 
 def _refuse_not_served(tokenizer: Any, settings: dict[str, Any], outputs: tuple[str, ...], itself: bool) -> None:
@@ -246,7 +247,25 @@ def _fast(
         truncation = own
     split = settings.get("split_special_tokens", split)
     added = {id_: token.content for id_, token in tokenizer.get_added_tokens_decoder().items()}
-    return FastEncoder(tokenizer.to_str(), truncation, special, split, added, padding=padding, engine=engine)
+    try:
+        serialized = tokenizer.to_str()
+    except Exception as error:
+        raise _uncopied(tokenizer, error) from error
+    return FastEncoder(serialized, truncation, special, split, added, padding=padding, engine=engine)
+
+
+def _copied(tokenizer: Any) -> Any:
+    try:
+        return copy.deepcopy(tokenizer)
+    except Exception as error:
+        raise _uncopied(tokenizer, error) from error
+
+
+def _uncopied(tokenizer: Any, error: Exception) -> ValueError:
+    return ValueError(
+        f"this {type(tokenizer).__name__} cannot be copied for threads and processes: {error}. Take parts of the library alone. "
+        "tokenize takes a function, too: lambda texts: [one.ids for one in tokenizer.encode_batch(texts)]"
+    )
 
 
 def _truncated(settings: Mapping[str, Any], limit: int | None, least: int, pairs: bool) -> tuple[int | None, str]:
@@ -322,5 +341,7 @@ def _files_in(folder: Path) -> str:
 
 
 def loaded(tokenizer: Any) -> Any:
-    """A tokenizer that was given by its name or path, and any other as it is."""
+    """A tokenizer that was given by its name or path; one of `tokenizers` without the class around it; any other as it is."""
+    if isinstance(tokenizer, BaseTokenizer):
+        return tokenizer._tokenizer
     return load_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer

@@ -238,10 +238,10 @@ def _indexed(loop: nodes.For) -> list[str]:
     return sorted({*found} - own - {variable})
 
 
-def _loaded(target: nodes.Expr) -> nodes.Expr:
+def _loaded(target: nodes.Node) -> nodes.Expr:
     """The variables of a loop as a value."""
     if isinstance(target, nodes.Tuple):
-        return nodes.Tuple([_loaded(one) for one in target.items], "load")
+        return nodes.Tuple([*map(_loaded, target.items)], "load")
     assert isinstance(target, nodes.Name)
     return nodes.Name(target.name, "load")
 

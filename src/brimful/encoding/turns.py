@@ -168,15 +168,13 @@ class ChatTemplate:
             Exception: what the template raises.
         """
         talk = _Talk(self, self.fitted(messages), tools)
+        text = talk.traced.text
         spans, begins, end = list[Span](), list[tuple[int, int]](), None
         if self.marks:
-            for span, number in talk.traced.marked:
-                if all_marks or number in own:
-                    spans.append(span)
-                    stop = _stripped(talk.traced.text, *span)
-                    self._say_twice(
-                        talk.traced.text, span[0], stop, self.special.before(talk.traced.text, stop, span[0])
-                    )
+            spans = [span for span, number in talk.traced.marked if all_marks or number in own]
+            for begin, stop in spans:
+                stop = _stripped(text, begin, stop)
+                self._say_twice(text, begin, stop, self.special.before(text, stop, begin))
             for number in (number for number in own if messages[number]["role"] == "assistant"):
                 self._say_calls(talk, number, [span for spans in talk.visits(number) for span in spans])
             own = [number for number in own if messages[number]["role"] != "assistant"]
@@ -188,7 +186,7 @@ class ChatTemplate:
                 end = self._end() if turn.open else end
                 self._say_prefix(talk, number, parts, turn.begin)
                 self._say_calls(talk, number, parts)
-        return Turns(talk.traced.text, spans, begins, end)
+        return Turns(text, spans, begins, end)
 
     def whole(self, messages: list[Any], tools: Any, without: Sequence[int]) -> Turns:
         """All of a conversation trains, but for the messages of some numbers."""
@@ -322,7 +320,8 @@ class ChatTemplate:
 
     def _after(self, role: str) -> str:
         """What follows the result of a call when an answer is asked for."""
-        for arguments in ({}, "{}"):
+        kinds: tuple[Any, ...] = ({}, "{}")
+        for arguments in kinds:
             function = {"name": "brimful", "arguments": arguments}
             call = {"id": "brimful01", "type": "function", "function": function}
             talk = [
@@ -505,20 +504,21 @@ class _Talk:
     def _traced_parts(self, number: int) -> list[Span] | None:
         """By the template's notes: an iteration that writes the content. None where the content stands elsewhere, or is lost."""
         text, core = self.traced.text, _core(self.messages[number])
-        visits = [
+        found = [
             spans
             for spans in self.traced.visits.get(number, ())
             if core and any(text.find(core, begin, end) >= 0 for begin, end in spans)
         ]
-        if not visits:
-            visits = self.visits(number)
-            if core in text if core else not visits and self.messages[number].get("tool_calls"):
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            found = self.visits(number)
+            if core and core in text:
                 return None
-        if len(visits) > 1:  # a summary may stand before the turns
-            visits = [
-                spans for spans in visits if self.template.header_end(self, number, spans[0]) > spans[0][0]
-            ] or visits
-        return visits[-1] if visits else None if core else []
+        if not found:
+            return None if core or self.messages[number].get("tool_calls") else []
+        with_header = [spans for spans in found if self.template.header_end(self, number, spans[0]) > spans[0][0]]
+        return (with_header or found)[-1]  # a summary may stand before the turns
 
     def _by_strings(self, lost: list[int]) -> dict[int, list[Span]] | None:
         """By strings around the contents of messages; None where the template then writes other text.
@@ -615,8 +615,10 @@ class _Talk:
 def _added(plain: Traced, asked: Traced) -> str:
     """What a template adds to ask for an answer: after the last message, or at its end; or what it always writes there."""
     after, more = plain.text[plain.tail :], asked.text[asked.tail :]
-    if asked.text == plain.text or (added := more.removeprefix(after)).strip():
-        return more if asked.text == plain.text else added
+    if asked.text == plain.text:
+        return more
+    if (added := more.removeprefix(after)).strip():
+        return added
     if asked.text.startswith(plain.text):
         return asked.text[len(plain.text) :]
     begun, ended = _PIECE.findall(plain.text), _PIECE.findall(asked.text)

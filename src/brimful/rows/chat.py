@@ -9,11 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from jinja2 import TemplateError
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.parallel import BlockFunction
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, column_of, list_array, offsets_of, with_column
-from brimful.core.errors import DataError, OnError, StageError, skipped, where
+from brimful.core.errors import DataError, OnError, StageError, is_failure, skipped, where
 from brimful.core.once import once
 from brimful.core.stage import described
 from brimful.encoding.conversations import (
@@ -31,6 +32,11 @@ from brimful.encoding.turns import ChatTemplate, Turns
 TOKENS: Final = "input_ids"
 TOOLS: Final = "tools"
 _NO_MESSAGES: Final = "; column= says which one has conversations, and map() makes them of other columns"
+
+
+_REFUSED: Final = (
+    ". The chat template refuses this conversation: mend it (map), or leave such rows out (on_error='skip')"
+)
 
 
 @dataclass(frozen=True)
@@ -128,21 +134,24 @@ class Chat(BlockFunction):
     def _templates(self) -> dict[str, ChatTemplate]:
         return {}
 
-    def _fail(self, block: Block, row: int, error: Exception) -> None:
+    def _fail(self, block: Block, row: int, error: BaseException) -> None:
         """Raises what is wrong with a row, with its place; or counts and logs it as left out."""
         place = f"chat failed at {where(block, row)}: column {self.column!r}: "
         ours = isinstance(error, DataError)
-        told = DataError(f"{place}{error}") if ours else StageError(f"{place}{type(error).__name__}: {error}")
+        remedy = _REFUSED if isinstance(error, TemplateError) else ""
+        told = DataError(f"{place}{error}") if ours else StageError(f"{place}{type(error).__name__}: {error}{remedy}")
         if self.on_error == "raise":
             raise told from error
         skipped(told)
 
 
-def _labelled(tokenizer: Any, texts: list[Turns]) -> list[Labelled | Exception]:
+def _labelled(tokenizer: Any, texts: list[Turns]) -> list[Labelled | BaseException]:
     """The tokens of conversations, or what is wrong with one: what the tokenizer refuses is found by itself."""
     try:
         return [*labelled(tokenizer, texts)]
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         if len(texts) == 1:
             return [error]
     return [one for text in texts for one in _labelled(tokenizer, [text])]
