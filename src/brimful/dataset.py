@@ -536,6 +536,9 @@ class Dataset:
         *,
         column: str = "messages",
         train_on: TrainOn = "assistant",
+        template_kwargs: Mapping[str, Any] | None = None,
+        end_token: str | None = None,
+        train_empty_think: bool = False,
         on_error: OnError = "raise",
         max_workers: int = 1,
         executor_type: ExecutorType = "thread",
@@ -589,8 +592,21 @@ class Dataset:
         """
         one_of("train_on", train_on, *get_args(TrainOn))
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
-        encoder = chat_encoder_for(tokenizer)
-        return self._add(Chat(self.stage, encoder, column, train_on, _checked(on_error), parallel=parallel))
+        encoder = chat_encoder_for(tokenizer, template_kwargs, end_token)
+        truth("train_empty_think", train_empty_think)
+        return self._add(
+            Chat(
+                self.stage,
+                encoder,
+                column,
+                train_on,
+                _checked(on_error),
+                parallel=parallel,
+                template_kwargs=dict(template_kwargs or {}),
+                end_token=end_token,
+                train_empty_think=train_empty_think,
+            )
+        )
 
     def chunk(
         self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True

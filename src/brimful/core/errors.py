@@ -452,6 +452,14 @@ SKIPPED: Final = "skipped: %s"
 """The line of the log for a record that is left out."""
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether a call has failed, and was not interrupted. A panic of a library in Rust is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == PANIC
+
+
+PANIC: Final = "PanicException"
+
+
 def skipped(error: Exception) -> None:
     """Counts a row that is left out (on_error="skip"), and logs why: the error names file and line."""
     logger.warning(SKIPPED, error)
