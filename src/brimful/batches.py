@@ -142,16 +142,18 @@ class Batches:
         The order of all batches does not depend on the world size. With indexed data, a state is the same on all ranks,
         and a state of 8 ranks resumes on 1, 2, 4 or 16. With `from_files(streams=n)`, each rank reads and saves its own
         streams. Join the states of all ranks with `bf.merge_states` (or save the loader with
-        torch.distributed.checkpoint), and resume on any world size that divides n. Each batch carries `weight` and
-        `is_filler`. Rank and world size are looked up when you iterate.
+        torch.distributed.checkpoint), and resume on any world size that divides n. Each batch carries `weight`,
+        `is_filler` and `num_ranks`. Rank and world size are looked up when you iterate.
 
-        Indexed data with labels also give each batch `num_items_in_batch`, () int64. It is the number of labels other
-        than -100 in the whole step, on all ranks together. `bf.token_mean` divides by it. This needs a column `labels`
-        (lists of integers without nulls), and no column `shift_labels`. Packed batches may have neither column. brimful
-        counts the labels of the samples, cut as planned. If a collate_fn makes other labels, set `num_items_in_batch`
-        yourself. Each rank counts the labels of all ranks, in 70 ns a sample. For samples that are cut, it reads their
-        rows. The count is left out if labels are lists of a fixed size. It is also left out if their padding is not
-        -100, or their dtype is not a signed integer.
+        Indexed data with labels also give each batch `num_items_in_batch`, () int64. It is the number of labels in the
+        whole step, on all ranks together, without those of fillers and copies. `bf.token_mean` divides by it. Integers
+        by token count if they are not -100. Other labels (one class or number a sample, floats, bools) count as one a
+        sample. So do lists of integers that do not go with `input_ids` (`token_columns=[]`). Packed batches may have no
+        labels: brimful then counts their tokens. It counts the labels of the samples, cut as planned. If a collate_fn
+        makes other labels, set `num_items_in_batch` yourself. Each rank counts the labels of all ranks, in 70 ns a
+        sample. For samples that are cut, it reads their rows. The count is left out where it needs all rows: for
+        `shift_labels`, and for integers of a store that are no lists. It is also left out if the padding of labels by
+        token is not -100, or their dtype is not a signed integer.
 
         You may call it anywhere in the chain: `take` and `enumerate` count the batches of this rank. A second call
         replaces the first one.

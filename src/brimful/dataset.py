@@ -975,7 +975,8 @@ class Dataset:
             token_columns: lists that are cut, padded and packed together with the first length column. In every row
                 they must have its length. By default, these are attention_mask, token_type_ids, position_ids,
                 special_tokens_mask and labels, if they exist. brimful pads other lists of numbers to their own longest
-                value.
+                value. Labels that do not go with `input_ids` count as one a sample. If they are lists of integers, the
+                batch says how many there are (`num_items_on_rank`), and `bf.token_mean` divides by it.
             pad_values: the padding value of each column. The default is -100 in `labels` and in columns whose name ends
                 in `_labels`. Other columns get the tokenizer's padding id, or 0.
             pad_side: the side of the padding, "right" or "left". The default is the tokenizer's side, else right.
@@ -1005,13 +1006,13 @@ class Dataset:
                 memory of a MemoryBudget, and the limit of your own policy or function, still hold for each batch.
                 `shuffle_batches=True` means "stratified", so that a step has samples of all lengths. Each batch carries
                 `weight`, `is_filler` and `ends_step` (bool: the optimizer steps after this batch). If there are labels,
-                a batch also carries `num_items_in_batch`: the labels of its whole step on all ranks. `bf.token_mean`
-                divides by it. If a rank cannot know the labels of other ranks (streams, for example), a batch carries
-                `num_items_on_rank` instead. If a collate_fn makes the labels, the batch carries neither:
-                `bf.token_mean` says how to count them. The last step of an epoch may have fewer batches. If epochs
-                follow each other (data that repeat, loader(steps_per_epoch=...)), steps continue into the next epoch.
-                `take` a multiple of k batches, or the last step is cut. Trainers accumulate gradients by this number:
-                see docs/trainers.md.
+                a batch also carries `num_items_in_batch`: the labels of its whole step on all ranks (see
+                `Batches.shard`). `bf.token_mean` divides by it. If a rank cannot know the labels of other ranks
+                (streams, for example), a batch carries `num_items_on_rank` instead. If a collate_fn makes the labels,
+                the batch carries neither: `bf.token_mean` says how to count them. The last step of an epoch may have
+                fewer batches. If epochs follow each other (data that repeat, loader(steps_per_epoch=...)), steps
+                continue into the next epoch. `take` a multiple of k batches, or the last step is cut. Trainers
+                accumulate gradients by this number: see docs/trainers.md.
             balance_group: keep so many batches of similar cost next to each other when they are shuffled. Give the
                 world size, or a multiple of all world sizes that you use, so that all ranks do similar work. Give
                 `balance_cost` too. Without it, the last group of a window may be smaller, and then later steps take

@@ -57,7 +57,7 @@ def test_every_tensor_is_on_the_device_and_what_is_none_stays() -> None:
     for batch in batches().shard(0, 2).to_device("meta"):
         kinds = {name: one.device.type for name, one in batch.items() if isinstance(one, torch.Tensor)}
         assert set(kinds.values()) == {"meta"}
-        assert {*batch} - {*kinds} == {"text", "weight", "is_filler"}
+        assert {*batch} - {*kinds} == {"text", "weight", "is_filler", "num_ranks"}
 
 
 def test_epochs_go_on_ahead_and_map_after_it_sees_the_device() -> None:
@@ -167,7 +167,7 @@ def test_fillers_of_static_shapes_have_the_shape_of_the_others(tmp_path: Any, st
         seen.add(tuple(batch["input_ids"].shape))
         fillers += batch["is_filler"]
         if batch["is_filler"]:
-            assert batch["sample_weights"].tolist() == [1.0, 0.0, 0.0]
+            assert batch["sample_weights"].tolist() == [0.0, 0.0, 0.0]
     assert seen == {(3, 4)}
     assert fillers
 

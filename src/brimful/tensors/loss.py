@@ -21,10 +21,10 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
     labels on all ranks. A mean of means would give tokens of short batches more weight.
 
     N is the batch's `num_items_in_batch`, if it has one. `Batches.shard` sets it for all ranks if the labels are known
-    without reading them (a store, a sequence in memory, packed tokens). Then nothing is sent, and W is the number of
-    ranks in `shard`. Otherwise, N is `num_items_on_rank`, or the number of labels in the batch, summed over the ranks.
-    This takes one all_reduce of 8 bytes, so call it on every rank. Without any label the result is 0, and so is its
-    gradient. A mean over zero tokens would be NaN on every rank.
+    without reading them (a store, a sequence in memory, packed tokens). Then nothing is sent. Otherwise, N is
+    `num_items_on_rank`, or the number of labels in the batch, summed over the ranks. This takes one all_reduce of 8
+    bytes, so call it on every rank. Without any label the result is 0, and so is its gradient. A mean over zero tokens
+    would be NaN on every rank.
 
     Integers count if they are not -100. Labels of other types (float, bool) count as one a row. In a filler (`weight`
     0) the result and its gradient are 0, whatever the loss is. A batch with copies up to a static shape has
@@ -37,7 +37,7 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
 
         step.append(batch)
         if batch["ends_step"]:
-            here = sum((one["labels"] != -100).sum() for one in step)
+            here = sum((one["labels"] != -100).sum() for one in step if not one["is_filler"])
             for one in step:
                 token_mean(loss_sum(one), one | {"num_items_on_rank": here}).backward()
             step.clear()
@@ -49,7 +49,7 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
             that it has is used. Causal models never predict the first token of a row. Its label is not counted if it is
             -100, as in packed batches.
         process_group: the data-parallel process group, or a device mesh of one dimension. The default is all ranks of
-            torch.distributed if it is initialised, else this process alone.
+            torch.distributed if it is initialised. Else W is the batch's `num_ranks`, the ranks of `Batches.shard`.
     Raises:
         ValueError: the batch has none of these keys. Or it is part of an optimizer step and has neither number. Or
             `loss_sum` is the result of a mean, as far as autograd shows it. Or it has another number of rows than
@@ -85,9 +85,9 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
     ranks, world_size = _group(process_group)
     rows = rows_that_count(batch)
     tokens = batch.get("num_items_in_batch")
-    if tokens is not None and process_group is None:
-        world_size = batch.get("num_ranks", world_size)
-    if tokens is None:
+    if tokens is not None:
+        world_size = world_size or batch.get("num_ranks", 1)
+    else:
         tokens = batch.get("num_items_on_rank")
         if tokens is None:
             if "ends_step" in batch:
@@ -102,6 +102,7 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
                     f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch) or 'none'})"
                 )
             tokens = num_labels(batch[name], rows)
+        world_size = world_size or 1
         if world_size > 1:
             tokens = torch.as_tensor(tokens).to(loss_sum.device, copy=True)
             torch.distributed.all_reduce(tokens, group=ranks)
@@ -179,12 +180,12 @@ def _is_mean(loss: torch.Tensor) -> bool:
     )
 
 
-def _group(group: Any) -> tuple[Any, int]:
-    """A process group (None: the one of all ranks) and how many ranks it has."""
+def _group(group: Any) -> tuple[Any, int | None]:
+    """A process group (None: the one of all ranks) and how many ranks it has; None where there is no group."""
     if group is not None:
         return (group.get_group(), group.size()) if hasattr(group, "get_local_rank") else (group, group.size())
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return None, torch.distributed.get_world_size() if distributed else 1
+    return None, torch.distributed.get_world_size() if distributed else None
 
 
 def weighed(tensors: Any, batch: Batch, columns: WindowColumns, num_items: Mapping[str, int]) -> Any:

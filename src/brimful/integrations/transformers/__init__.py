@@ -40,8 +40,11 @@ def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
       and never NaN. If a base overrides compute_loss, or there is a compute_loss_func, it gets num_items_in_batch as in
       Trainer. If it ignores that and returns means, set loss_is_scaled_for_ga = False, as Trainer asks. Override
       compute_loss in the base. A class made from the result must call super() in its overrides.
-    - Evaluations also weigh the loss by labels, and count no filler. Predictions and label_ids come in the order of the
-      batches, not of the data. They are padded with -100 if lengths differ. Rows of packed batches are rows.
+    - Copies up to a static shape count for nothing. If labels are no integers, the model's own loss would count them.
+      Then it is an error: give a compute_loss_func, which gets the outputs and labels of the other rows alone.
+    - Evaluations also weigh the loss by labels, and count no filler and no copy. Predictions and label_ids are of real
+      rows alone. They come in the order of the batches, not of the data. They are padded with -100 if lengths differ.
+      Rows of packed batches are rows.
     - Keys that the model's forward does not take are left out, unless remove_unused_columns=False.
 
     - Before the first packed batch is trained or evaluated on, a small model of the same configuration runs on a few
@@ -56,7 +59,8 @@ def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
         ValueError: (when constructed) a setting cannot work: auto_find_batch_size, nn.DataParallel, context or sequence
             parallelism, or a data_collator. Or evaluation data have no end, or num_train_epochs is set for such data.
             Or static_buffers are given with gradient_accumulation_steps above 1, or in an evaluation.
-            (At the first packed batch) its samples see each other in the model. The error has the remedy.
+            (At the first packed batch) its samples see each other in the model. (At a batch with copies) the model
+            would count them in its own loss. The error has the remedy.
         StateError: (from `train`) a checkpoint has no state, or one of other data.
         RankError: (from `train`) another process failed as it took its state. The error names it and its error.
     Price: less than a second at the first packed batch. An optimizer step sends 8 bytes to all processes, to count

@@ -123,7 +123,7 @@ class Evaluation:
         dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
         self._sums = torch.zeros(2, dtype=dtype, device=accelerator.device)
         self._counting: torch.Tensor | bool = True
-        self.count = torch.tensor(0)  # labels of the batch at hand
+        self.count: torch.Tensor = torch.tensor(0)  # labels of the batch at hand
 
     def begin(self, batch: TrainerBatch, count: torch.Tensor) -> None:
         """A batch, and how many labels it has; `rows` is of it until the next one."""
