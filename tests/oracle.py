@@ -117,10 +117,11 @@ class Rows:
 
         return self.flat_map(cut)
 
-    def concat_chunk(self, chunk_length: int, target_columns: Sequence[str]) -> Rows:
+    def concat_chunk(self, chunk_length: int, target_columns: Sequence[str], drop_remainder: bool) -> Rows:
         def cut(rows: list[Row]) -> list[Row]:
             whole = {name: list(chain.from_iterable(row[name] for row in rows)) for name in target_columns}
-            return [one for one in sliced(whole, chunk_length) if len(one[target_columns[0]]) == chunk_length]
+            chunks = sliced(whole, chunk_length)
+            return [one for one in chunks if not drop_remainder or len(one[target_columns[0]]) == chunk_length]
 
         return self._each(cut)
 

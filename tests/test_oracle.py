@@ -124,6 +124,11 @@ class Pipeline:
             is_whole &= name not in ("take", "skip", "stride")
         return None
 
+    @property
+    def flows(self) -> bool:
+        """Whether what repeats goes on over the seams of epochs."""
+        return self.said.by_arrival or "concat_chunk" in {name for name, _ in self.verbs}
+
     # -- as plain Python has it
 
     def rows(self, epochs: int = 1) -> Rows:
@@ -145,11 +150,11 @@ class Pipeline:
         if not self.repeat:
             return oracle.in_turn([oracle.planned(rows, self.said) for rows in self.rows().streams])
         wanted = self.repeat * self.world_size
-        if self.said.by_arrival:
-            epochs, plan = 1, oracle.planned(self.rows().rows, self.said)
-            while len(plan) <= wanted:  # of which the last one may not be full
+        if self.flows:
+            epochs, plan, longer = 1, [], oracle.planned(self.rows().rows, self.said)
+            while len(plan) < wanted or plan[:wanted] != longer[:wanted]:  # the last window is another
                 epochs *= 2
-                plan = oracle.planned(self.rows(epochs).rows, self.said)
+                plan, longer = longer, oracle.planned(self.rows(epochs).rows, self.said)
             return plan[:wanted]
         return (oracle.planned(self.rows().rows, self.said) * wanted)[:wanted]
 
@@ -231,7 +236,9 @@ VERBS: Final[dict[str, Callable[..., bf.Dataset]]] = {
     "causal_labels": lambda data, shift: data.causal_labels(shift=shift),
     "pad": lambda data, length, values: data.pad(length, values),
     "chunk": lambda data, length, names, drop: data.chunk(length, target_columns=names, drop_remainder=drop),
-    "concat_chunk": lambda data, length, names: data.concat_chunk(length, target_columns=names),
+    "concat_chunk": lambda data, length, names, drop: data.concat_chunk(
+        length, target_columns=names, drop_remainder=drop
+    ),
     "pack_chunk": lambda data, length, names, discard: data.pack_chunk(
         length, target_columns=names, discard_long_samples=discard
     ),
@@ -380,8 +387,6 @@ def drawn(number: int) -> Pipeline:
     pipeline.said = drawn_batching(draw, rows.rows)
     if pipeline.repeat:
         pipeline.said.__dict__.update(shuffle=False, overlong="truncate")
-        if pipeline.said.kind != "fixed" and any(name in ("concat_chunk", "pack_chunk") for name, _ in pipeline.verbs):
-            pipeline.repeat = 0
         if pipeline.said.window == "auto" or pipeline.said.drop_last or not pipeline.planned():
             pipeline.repeat = 0
         # A first batch reads 1,536 rows: many epochs of these.
@@ -425,7 +430,11 @@ def drawn_verb(
         if rows.ordered and len({row["input_ids"][0] for row in rows.rows if row["input_ids"]}) == sum(
             bool(row["input_ids"]) for row in rows.rows
         ):
-            choices += [("concat_chunk", (length, chosen)), ("pack_chunk", (length, chosen, draw.random() < 0.3))]
+            keeps = not repeats and draw.random() < 0.3
+            choices += [
+                ("concat_chunk", (length, chosen, not keeps)),
+                ("pack_chunk", (length, chosen, draw.random() < 0.3)),
+            ]
     if not {"labels", "shift_labels"} & row.keys():
         choices += [("causal_labels", (False,)), ("causal_labels", (True,)), ("map", (backwards,))] * 2
     elif "shift_labels" not in row:
@@ -562,8 +571,8 @@ class Expected:
     def __post_init__(self) -> None:
         said, rows = self.pipeline.said, self.pipeline.rows()
         pieces = oracle.cut(rows.rows, said)
-        if self.pipeline.repeat and said.by_arrival:
-            pieces = [row for batch in self.pipeline.planned() for row in batch]
+        if self.pipeline.repeat and self.pipeline.flows:
+            pieces = [row for batch in self.pipeline.planned() for row in flat(batch, said)]
         known = rows.rows or pieces
         columns = list(known[0]) if known else []
         self.numbers = [name for name in columns if isinstance(known[0][name], int | float)]

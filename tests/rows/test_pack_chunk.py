@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.core.errors import tallied
 from brimful.rows.concat_chunk import ConcatChunk
 from brimful.rows.pack_chunk import PackChunk
 from brimful.testing import assert_exact_resume
@@ -100,6 +103,20 @@ def test_a_resume_reads_few_of_the_rows_that_were_left_out() -> None:
     read = 0
     assert run(5_000, state, 1)[0] == [[50_000, 55_000]]
     assert read < 30_000
+
+
+def test_what_a_resume_reads_again_is_not_counted_again() -> None:
+    rows = [{"input_ids": [1] * (1 + 8 * (number % 40 > 0))} for number in range(400)]
+    stage = PackChunk(bf.from_iterable(rows).stage, ("input_ids",), 3, True)
+
+    def run(at: Any, count: int | None) -> Any:
+        with closing(stage.items(at)) as items:
+            return [state for _, state in islice(items, count)][-1]
+
+    for count in (1, 3, 6, 9):
+        state, before = tallied(run, stage.start(0), count)
+        _, after = tallied(run, state, None)
+        assert before["dropped"][0] + after["dropped"][0] == 390
 
 
 @pytest.mark.parametrize("size", [1, 3, 64])
