@@ -614,7 +614,7 @@ MUTANTS = [
         "batching/shuffle.py",
         "EMPTY if len(window) > BLOCK_ROWS else None",
         "None",
-        of("test_edits", "test_an_edit_in_the_open_window_is_found_and_one_behind_it_is_not"),
+        of("batching/test_shuffle", "test_all_of_the_open_buffer_is_compared_also_where_it_is_many_blocks"),
     ),
     Mutant(
         "the rows that an iterable gave last are not checked",

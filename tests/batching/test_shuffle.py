@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.testing import assert_exact_resume
 from tests.samples import letters
+from tests.strategies import small
 
 
 def numbers(count: int, **options: bool) -> bf.Dataset:
@@ -57,3 +60,21 @@ def test_indexed_and_streamed_data_are_both_shuffled_and_resumed_exactly() -> No
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match=r"^buffer_size must be at least 1 sample \(got 0\)$"):
         numbers(1).shuffle(0)
+
+
+@pytest.mark.parametrize("above", [lambda data: data, lambda data: data.batch(1, window=2)], ids=["samples", "batches"])
+def test_all_of_the_open_buffer_is_compared_also_where_it_is_many_blocks(above: Callable[[bf.Dataset], Any]) -> None:
+    def run(rows: list[Any]) -> Any:
+        return above(bf.from_iterable(rows).shuffle(20))
+
+    rows = [{"input_ids": [number]} for number in range(40)]
+    for taken in (2, 4, 5, 19):
+        with small(4), run(rows).iter() as it:
+            for _ in range(taken):
+                next(it)
+            for number in range(20):
+                edited = [*rows[:number], {"input_ids": [-1]}, *rows[number + 1 :]]
+                with pytest.raises(bf.StateError, match="gave other rows"):
+                    next(run(edited).iter(it.state_dict()))
+            behind = [*rows[:39], {"input_ids": [-1]}]
+            assert len(list(run(behind).iter(it.state_dict()))) == 40 - taken

@@ -244,6 +244,19 @@ def test_a_place_in_another_run(words: list[Any], corpus: Corpus, tmp_path: Path
     assert state.read_bytes() == saved
 
 
+def test_a_place_over_rows_that_were_edited_is_refused_in_the_words_of_a_command(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    shard, state = tmp_path / "a.jsonl", tmp_path / "state.json"
+    shard.write_text('{"text": "alpha beta"}\n' * 40)
+    words = ["run", shard, "--tokenizer", corpus.tokenizer, "--max-tokens", 8, "--state", state]
+    assert invoke(*words, "--limit", 3).exit_code == 0
+    shard.write_text(shard.read_text().replace("alpha beta", "beta alpha"))
+    said = refused(*words)
+    assert "gave other rows at window 0 than when this --state was saved: column 'input_ids' had the crc32 " in said
+    assert said.endswith("Go on with the data and code that saved it, or begin anew without the state")
+
+
 def refused(*words: Any) -> str:
     """The last line on stderr of a command that refuses to go on."""
     result = invoke(*words)

@@ -17,7 +17,7 @@ def test_shows_where_a_run_is(corpus: Corpus, tmp_path: Path) -> None:
     words = ["run", corpus.urls, "--tokenizer", corpus.tokenizer, "--max-tokens", 512, "--state", state]
     assert invoke(*words, "--limit", 3).exit_code == 0
     lines = invoke("state", "show", state).stdout.splitlines()
-    assert lines[:3] == ["batches   3", "epoch     0 (the first is 0)", "version   4"]
+    assert lines[:3] == ["batches   3", "epoch     0 (the first is 0)", "version   5"]
     stages = [line.split("(")[0].strip() for line in lines[lines.index("pipeline") + 1 : -2]]
     assert stages == ["from_files", "tokenize", "batch"]
     assert (
@@ -51,7 +51,7 @@ def test_shows_a_state_dict_with_its_branches(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.write_text(json.dumps(it.state_dict()))
     output = invoke("state", "show", path).stdout
-    assert output.startswith("version   4\npipeline\n")
+    assert output.startswith("version   5\npipeline\n")
     sources = [line for line in output.splitlines() if "from_sequence" in line]
     assert [len(line) - len(line.lstrip()) for line in sources] == [4, 4]
     assert "    skip(" in output
@@ -77,7 +77,7 @@ def test_shows_a_checkpoint_of_torch(tmp_path: Path) -> None:
     model = {"weight": torch.zeros(2)}
     torch.save({"model": model, "step": 7, "losses": [1.0], "loader": loader.state_dict()}, path)
     lines = invoke("state", "show", path).stdout.splitlines()
-    assert lines[:4] == ["step      7", "epoch     0 (the first is 0)", "version   4", "pipeline"]
+    assert lines[:4] == ["step      7", "epoch     0 (the first is 0)", "version   5", "pipeline"]
     torch.save({"loader": tmp_path}, path)  # an object, which unpickling might run
     assert "checkpoint.pt holds no state that can be read: Weights only load failed" in refusal("state", "show", path)
 

@@ -27,6 +27,7 @@ _SAID: Final = (
         r"cannot fit --max-tokens \1; cut such samples (--max-length \1), or raise --max-tokens",
     ),
     (r", or with (these|this one) all the same by allow=\{'\w+'\}", r", or begin anew without the state"),
+    (r", go on with these rows by allow=.*", r", or begin anew without the state"),
     (r"to_store\(path\) or (`brimful tokenize`)", r"\1"),
     (r"is read by bf\.from_store", r"is read by `brimful head`, `brimful report` and bf.from_store"),
 )
