@@ -146,7 +146,7 @@ class Rechunk(Stage[Block]):
         some = self.counts(sizes) > 0
         if not again:
             self.leave_out(sizes[~some])
-        return np.flatnonzero(some), np.cumsum(~some)[some]
+        return np.flatnonzero(some), np.cumsum(~some, dtype=np.int64)[some]
 
     def _tokens_of(self, held: HeldBlock) -> int:
         return int(self.counts(ragged(held.rest, self.target_columns[0]).lengths).sum())

@@ -174,7 +174,7 @@ class _Source:
     @property
     def time(self) -> float:
         """When it is due: see `plan.mix.due`."""
-        return (self.served + 0.5) / self.weight
+        return float((self.served + 0.5) / self.weight)
 
     @property
     def left_out(self) -> bool:
