@@ -289,7 +289,10 @@ MUTANTS = [
         "blocks/rechunk.py",
         "found.add(held[-1].rest)",
         "found = held_checksums([held[-1]])",
-        law("rows.PackChunk"),
+        of(
+            "rows/test_pack_chunk",
+            "test_samples_with_too_many_left_out_between_them_share_no_pack_however_blocks_are_cut[1]",
+        ),
     ),
     Mutant(
         "joined blocks are cut where they happen to lie in memory",
@@ -344,11 +347,11 @@ MUTANTS = [
         law("core.Repeat"),
     ),
     Mutant(
-        "a data set that was left out of a mix is back after a resume",
+        "a data set that has ended once must end again after a resume",
         "rows/interleave.py",
         "self.ended = ended > 0",
         "self.ended = False",
-        of("test_law", "test_a_data_set_that_interleaving_left_out_stays_left_out"),
+        of("rows/test_interleave", "test_resume_is_exact_at_every_sample[streamed]"),
     ),
     Mutant(
         "a mix forgets how many rows each has given",
@@ -1522,7 +1525,7 @@ MUTANTS = [
         "index/zip.py",
         "return max(one.pass_rows for one in self.upstreams)",
         "return len(self.index)",
-        of("core/test_repeat_without_rows", "test_epochs_without_a_sample_are_an_error_and_no_wait[12]"),
+        of("core/test_repeat_without_rows", "test_epochs_of_indexed_data_are_counted_by_the_rows_of_their_sources"),
     ),
     Mutant(
         "a short stream that flows runs ahead of the others",
@@ -1538,14 +1541,14 @@ MUTANTS = [
         "batching/round_robin.py",
         "epoch + 1, place + -place % self.num_streams",
         "epoch + 1, place",
-        of("batching/test_round_robin", "test_streams_that_flow_have_one_order_at_every_world_size[False-4]"),
+        of("batching/test_round_robin", "test_streams_that_flow_have_one_order_at_every_world_size[counts2-4]"),
     ),
     Mutant(
         "rounds that all have posted meanwhile end epochs of their own",
         "batching/round_robin.py",
         "epoch = posted + 1",
         "epoch += 1",
-        of("batching/test_round_robin", "test_streams_that_flow_have_one_order_at_every_world_size[False-4]"),
+        of("batching/test_round_robin", "test_streams_that_flow_have_one_order_at_every_world_size[counts2-2]"),
     ),
     Mutant(
         "a filler of streams that flow is of where the run began",
@@ -1587,7 +1590,7 @@ MUTANTS = [
         "rows/interleave.py",
         "self.served = max(self.served + 1,",
         "self.served = max(self.served,",
-        of("rows/test_interleave", "test_a_data_set_that_has_an_empty_epoch_comes_back[samples]"),
+        of("rows/test_interleave", "test_a_data_set_that_only_has_empty_epochs_is_an_error_in_the_end"),
     ),
     Mutant(
         "a rank's batch is never the last of its window",

@@ -91,6 +91,23 @@ def test_epochs_without_a_sample_are_an_error_and_no_wait(
     assert threading.active_count() <= threads
 
 
+def test_epochs_of_indexed_data_are_counted_by_the_rows_of_their_sources() -> None:
+    seen = 0
+
+    def none_of_them(sample: dict[str, Any]) -> bool:
+        nonlocal seen
+        seen += 1
+        return False
+
+    one, other = (bf.from_sequence([{name: 1}] * 20, shuffle=True, repeat=True).skip(1) for name in "ab")
+    mixed = bf.interleave_datasets([one, other])
+    for data, rows in ((bf.zip_datasets([one, other]), 20), (mixed, 40), (one.stride(3, 0), 20), (one.take(10**9), 20)):
+        seen = 0
+        with pytest.raises(bf.DataError):
+            data.stream().filter(none_of_them).peek(1)
+        assert 999 * rows <= seen < 1_300 * rows
+
+
 @pytest.mark.parametrize("read", ["peek", "cache", "to_store", "to_hf", "plans", "shapes", "loader", "column names"])
 def test_whoever_reads_is_told(read: str, tmp_path: Path) -> None:
     def rows() -> bf.Dataset:

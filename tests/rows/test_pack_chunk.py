@@ -97,12 +97,24 @@ def test_a_resume_reads_few_of_the_rows_that_were_left_out() -> None:
     read = 0
     assert run(1_000, state, 2)[0] == [[45_000, 46_000, 47_000], [48_000, 49_000, 50_000]]
     assert read < 20_000
+    # packs of a few rows each are not joined over many blocks
+    read = 0
+    given, state = run(50, None, 30)
+    assert given[-1] == [4_350, 4_400, 4_450]
+    assert read > 4_400
+    read = 0
+    assert run(50, state, 1)[0] == [[4_500, 4_550, 4_600]]
+    assert read < 1_200
     # samples that are so far apart are no neighbours
     given, state = run(5_000, None, 5)
     assert given == [[number, number + 5_000] for number in range(0, 50_000, 10_000)]
     read = 0
     assert run(5_000, state, 1)[0] == [[50_000, 55_000]]
     assert read < 30_000
+    # and none need come for a pack to be complete
+    read = 0
+    assert run(60_000, None, 1)[0] == [[0]]
+    assert read < 10_000
 
 
 def test_what_a_resume_reads_again_is_not_counted_again() -> None:

@@ -140,8 +140,7 @@ class Rechunk(Stage[Block]):
         some: NDArray[np.bool_] = self.counts(sizes) > 0
         if not again:
             self.leave_out(sizes[~some])
-        others: NDArray[np.int64] = np.cumsum(~some, dtype=np.int64)[some]
-        return np.flatnonzero(some), others
+        return np.flatnonzero(some), np.cumsum(~some, dtype=np.int64)[some]
 
     def _tokens_of(self, held: HeldBlock) -> int:
         return int(self.counts(ragged(held.rest, self.target_columns[0]).lengths).sum())
