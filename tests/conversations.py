@@ -1,8 +1,10 @@
 """Conversations of twelve kinds, and short versions of the rules of public chat templates, with what trains in each.
 
-`rows/templates/NAME.jinja` is a template, and `NAME.txt` what it writes of each kind, by hand: what trains stands in these brackets:
-⟦ ⟧. What is appended stands after the mark ⊕. `refused:` is the template's own error.
+`rows/templates/NAME.jinja` is a template, and `NAME.txt` what it writes of each kind, by hand: what trains stands in these
+brackets: ⟦ ⟧. What is appended stands after the mark ⊕. `refused:` is the template's own error.
 """
+
+# ruff: noqa: RUF001  # DeepSeek's marks have characters that look like others
 
 from __future__ import annotations
 

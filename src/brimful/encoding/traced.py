@@ -15,31 +15,16 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-Span: TypeAlias = tuple[int, int]
-"""From the first character to before the last."""
+from brimful.encoding.turns import Span, Traced
+
 _NOTE, _END, _BEGIN, _MARK = "brimful_note", "brimful_end", "brimful_begin", "brimful_mark"
 _HELD: Final = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock)
 _NOBODY: Final = -1
-
-
-class Traced(NamedTuple):
-    """A conversation as text, and whose its parts are.
-
-    Args:
-        visits: what the iterations over messages wrote, by the numbers of the messages; one list of spans an iteration.
-        marked: what stands between {% generation %} and {% endgeneration %}, and the number of its message (-1: none).
-        tail: where the text begins that follows the last loop over messages.
-    """
-
-    text: str
-    visits: dict[int, list[list[Span]]]
-    marked: list[tuple[Span, int]]
-    tail: int
 
 
 class TracedTemplate:

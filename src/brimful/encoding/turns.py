@@ -37,11 +37,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from brimful.core.errors import DataError, count
 from brimful.core.once import once
-from brimful.encoding.traced import Span, Traced, TracedTemplate, traced_template
+
+if TYPE_CHECKING:
+    from brimful.encoding.traced import TracedTemplate  # imports jinja2, .02 s
 
 PROMPT: Final = "add_generation_prompt"
 REMEDY: Final = (
@@ -55,7 +58,27 @@ _NO_THOUGHT: Final = re.compile(
 )
 """A think block that holds nothing; where the prompt has opened it, the rest."""
 _QUESTION, _ANSWER, _MORE = "brimful asks", "brimful answers", "brimful asks again"
+_TOOL: Final = {"type": "function", "function": {"name": "brimful", "description": "", "parameters": {}}}
 _STRING: Final = re.compile("\ue0b1(\\d+)\ue0b2")
+
+
+Span: TypeAlias = tuple[int, int]
+"""From the first character to before the last."""
+
+
+class Traced(NamedTuple):
+    """A conversation as text, and whose its parts are.
+
+    Args:
+        visits: what the iterations over messages wrote, by the numbers of the messages; one list of spans an iteration.
+        marked: what stands between {% generation %} and {% endgeneration %}, and the number of its message (-1: none).
+        tail: where the text begins that follows the last loop over messages.
+    """
+
+    text: str
+    visits: dict[int, list[list[Span]]]
+    marked: list[tuple[Span, int]]
+    tail: int
 
 
 class Turns(NamedTuple):
@@ -92,11 +115,13 @@ class _Prompt(NamedTuple):
         header: it.
         after: all that follows the last message then: a template may write some of it always.
         runs_on: whether turns end in no special token; None: not known.
+        told: whether what is written in an iteration for a message is the message's.
     """
 
     header: _Header
     after: _Header
     runs_on: bool | None
+    told: bool
 
 
 class _Turn(NamedTuple):
@@ -203,6 +228,8 @@ class ChatTemplate:
     @once
     def traced(self) -> TracedTemplate | None:
         """The template with notes, if transformers' own way to render is this tokenizer's."""
+        from brimful.encoding.traced import traced_template
+
         own = type(self.tokenizer).apply_chat_template
         theirs = own.__module__ == "transformers.tokenization_utils_base"
         return traced_template(self.template) if theirs else None
@@ -282,20 +309,19 @@ class ChatTemplate:
         return int(self.tokenizer.convert_tokens_to_ids(token))
 
     @once
-    def _prompt(self) -> _Prompt:
+    def prompt(self) -> _Prompt:
         """What asks for an answer, by two renderings of a short conversation. A template may refuse a longer one."""
-        for length in (3, 1):
-            talk = [
-                {"role": role, "content": said}
-                for role, said in zip(("user", "assistant", "user"), (_QUESTION, _ANSWER, _MORE))
-            ][:length]
+        talk = self.fitted(_talk(_QUESTION, _ANSWER, _MORE))
+        for some, tools in product((talk, talk[:1]), (None, [_TOOL])):
             try:
-                plain, asked = (self.render(self.fitted(talk), None, prompted) for prompted in (False, True))
+                plain, asked = (self.render(some, tools, prompted) for prompted in (False, True))
             except Exception:
                 continue
             after = asked.text[asked.tail :]
-            return _Prompt(_Header.of(_added(plain, asked)), _Header.of(after), self._runs_on(plain))
-        return _Prompt(_Header.of(""), _Header.of(""), None)
+            written = [plain.text[begin:end] for spans in plain.visits.get(1, ()) for begin, end in spans]
+            told = len(some) == 1 or any(_ANSWER in part.casefold() for part in written)
+            return _Prompt(_Header.of(_added(plain, asked)), _Header.of(after), self._runs_on(plain), told)
+        return _Prompt(_Header.of(""), _Header.of(""), None, True)
 
     def _runs_on(self, plain: Traced) -> bool | None:
         if 1 not in plain.visits:
@@ -312,7 +338,7 @@ class ChatTemplate:
     def _headers(self, before: str | None) -> list[_Header]:
         """What may stand before an answer after a message of a role; the longest first."""
         if before not in self._known_headers:
-            found = {self._prompt.header.text, self._prompt.after.text}
+            found = {self.prompt.header.text, self.prompt.after.text}
             if before not in (None, "user", "assistant", "system", "developer"):
                 found.add(self._after(before))
             self._known_headers[before] = [_Header.of(text) for text in sorted(found, key=len, reverse=True)]
@@ -321,16 +347,14 @@ class ChatTemplate:
     def _after(self, role: str) -> str:
         """What follows the result of a call when an answer is asked for."""
         kinds: tuple[Any, ...] = ({}, "{}")
-        for arguments in kinds:
+        for arguments, tools in product(kinds, (None, [_TOOL])):
             function = {"name": "brimful", "arguments": arguments}
             call = {"id": "brimful01", "type": "function", "function": function}
-            talk = [
-                {"role": "user", "content": _QUESTION},
-                {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": role, "name": "brimful", "tool_call_id": "brimful01", "content": _ANSWER},
-            ]
+            talk = _talk(_QUESTION, "", _ANSWER)
+            talk[1] |= {"tool_calls": [call]}
+            talk[2] |= {"role": role, "name": "brimful", "tool_call_id": "brimful01"}
             try:
-                asked = self.render(self.fitted(talk), None, prompted=True)
+                asked = self.render(self.fitted(talk), tools, prompted=True)
             except Exception:
                 continue
             return asked.text[asked.tail :]
@@ -349,7 +373,7 @@ class ChatTemplate:
         stop = _stripped(text, max(last, begin), end)
         token = self.special.before(text, stop, max(last, begin))
         open_ = False
-        if token and not self._prompt.runs_on:
+        if token and not self.prompt.runs_on:
             end = stop
             self._say_twice(text, max(last, begin), end, token)
         else:
@@ -366,9 +390,9 @@ class ChatTemplate:
         """What a last turn gets that has no end; None: nothing."""
         if self.end_token is not None:
             return self.end_token
-        header, _, runs_on = self._prompt
+        runs_on = self.prompt.runs_on
         if runs_on is None:
-            runs_on = bool(self.special.at(header.text, 0))
+            runs_on = bool(self.special.at(self.prompt.header.text, 0))
         return self.tokenizer.eos_token if runs_on else None
 
     def _ends_open(self, talk: _Talk, number: int) -> bool:
@@ -391,8 +415,8 @@ class ChatTemplate:
         before = messages[number - 1]["role"] if number else None
         headers = self._headers(before)
         for header in headers:
-            if header.text and text.startswith(header.text, begin, end):
-                return begin + len(header.text)
+            if header.text and (stop := _matched(text, begin, end, (header.text,))) > begin:
+                return stop
         best = max(_matched(text, begin, end, header.pieces) for header in headers)
         if best == begin:  # white space between two turns may lack before the first
             first = _black(text, begin)
@@ -404,7 +428,7 @@ class ChatTemplate:
         """Where a header ends that more text stands before; one in the message's own words is none."""
         begin, end = part
         said, core = "\0".join(_strings(message)), _core(message)
-        for beginning in _beginnings(self._prompt.header.pieces):
+        for beginning in _beginnings(self.prompt.header.pieces):
             if text.count(beginning, begin, end) > said.count(beginning):
                 stop = text.find(beginning, begin, end) + len(beginning)
                 if text[stop:end].strip() and (text.find(core, begin, end) < 0 or text.find(core, stop, end) >= 0):
@@ -415,7 +439,7 @@ class ChatTemplate:
         """Where a turn of another role than the assistant's begins: at its content, if that is found."""
         text, (begin, end) = talk.traced.text, part
         role = talk.messages[number]["role"]
-        header = [piece.replace("assistant", role) for piece in self._prompt.header.pieces]
+        header = [piece.replace("assistant", role) for piece in self.prompt.header.pieces]
         after = max(_matched(text, begin, end, header), begin)
         found = text.find(_core(talk.messages[number]), after, end)
         return after if found < 0 else found
@@ -503,6 +527,8 @@ class _Talk:
 
     def _traced_parts(self, number: int) -> list[Span] | None:
         """By the template's notes: an iteration that writes the content. None where the content stands elsewhere, or is lost."""
+        if not self.template.prompt.told:
+            return None
         text, core = self.traced.text, _core(self.messages[number])
         found = [
             spans
@@ -554,7 +580,7 @@ class _Talk:
 
     def _around(self, number: int, places: Mapping[int, Span]) -> list[Span] | None:
         """The turn around a content, or between the contents of its neighbours."""
-        text, messages, header = self.traced.text, self.messages, self.template._prompt.header.pieces
+        text, messages, header = self.traced.text, self.messages, self.template.prompt.header.pieces
         own, order = places.get(number), [*places]
         at = bisect_left(order, number)
         before = places[order[at - 1]][1] if at else 0
@@ -610,6 +636,11 @@ class _Talk:
             f"what the assistant says in message {number} cannot be told from what this {name}'s chat template writes. {why}. "
             f"{REMEDY}"
         )
+
+
+def _talk(*contents: str) -> list[dict[str, Any]]:
+    """A short conversation, by which a template is known."""
+    return [{"role": role, "content": said} for role, said in zip(("user", "assistant", "user"), contents)]
 
 
 def _added(plain: Traced, asked: Traced) -> str:

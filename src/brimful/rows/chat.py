@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from jinja2 import TemplateError
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.parallel import BlockFunction
@@ -138,7 +137,7 @@ class Chat(BlockFunction):
         """Raises what is wrong with a row, with its place; or counts and logs it as left out."""
         place = f"chat failed at {where(block, row)}: column {self.column!r}: "
         ours = isinstance(error, DataError)
-        remedy = _REFUSED if isinstance(error, TemplateError) else ""
+        remedy = _REFUSED if type(error).__name__ == "TemplateError" else ""
         told = DataError(f"{place}{error}") if ours else StageError(f"{place}{type(error).__name__}: {error}{remedy}")
         if self.on_error == "raise":
             raise told from error

@@ -1,0 +1,583 @@
+"""Which tokens of a conversation train: by fourteen short templates, by those that hide whose a text is, by those of others."""
+
+# ruff: noqa: RUF001  # some templates have characters that look like others
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from tokenizers import AddedToken, decoders
+
+import brimful as bf
+from brimful.encoding.conversations import rendered
+from brimful.encoding.turns import ChatTemplate
+from tests import tokenizers as make
+from tests.conversations import APPENDED, CLOSE, KINDS, OPEN, SPECIAL, answer, conversation, expected, shown, tokenizer
+from tests.conversations import user as asked
+
+PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+ONE = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+LOOP = f"{{% for m in messages %}}{ONE}{{% endfor %}}"
+
+
+def chat(tokenizer: Any, messages: Any, **how: Any) -> dict[str, Any]:
+    (sample,) = bf.from_sequence([{"messages": messages}]).chat(tokenizer, **how)
+    return sample
+
+
+def chatty(template: str, **settings: Any) -> Any:
+    made = make.chatty(template, **settings)
+    made.backend_tokenizer.decoder = decoders.ByteLevel()
+    return made
+
+
+def trained(tokenizer: Any, messages: Any, **how: Any) -> list[str]:
+    """The runs of tokens that train."""
+    return re.findall(f"{OPEN}(.*?){CLOSE}", shown(tokenizer, chat(tokenizer, messages, **how)), re.DOTALL)
+
+
+# -- fourteen templates, twelve kinds of conversation ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_each_kind_of_conversation_trains_what_stands_in_brackets(name: str, kind: str) -> None:
+    template, row, wanted = tokenizer(name), conversation(name, kind), expected(name)[kind]
+    data = bf.from_sequence([row]).chat(template)
+    if wanted.startswith("refused: "):
+        with pytest.raises(
+            bf.StageError, match=f"TemplateError: {re.escape(wanted.removeprefix('refused: '))}. The chat"
+        ):
+            list(data)
+        return
+    (sample,) = data
+    theirs = template.apply_chat_template(row["messages"], tools=row.get("tools"))["input_ids"]
+    more = sample["input_ids"].tolist()[len(theirs) :]
+    assert sample["input_ids"].tolist()[: len(theirs)] == theirs
+    assert more == ([template.eos_token_id] if APPENDED in wanted else [])
+    assert shown(template, sample, bool(more)) == wanted
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_the_last_turn_alone_and_all_tokens(name: str) -> None:
+    template, messages = tokenizer(name), KINDS["two turns"]
+    (_, last) = trained(template, messages)
+    assert trained(template, messages, train_on="last") == [last]
+    sample = chat(template, messages, train_on="all")
+    assert sample["labels"].tolist() == [-100, *sample["input_ids"].tolist()[1:]]
+    assert sample["input_ids"].tolist() == chat(template, messages)["input_ids"].tolist()
+
+
+@pytest.fixture
+def renderings(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, Any], list[int]]:
+    """How often Jinja renders for one row, and for twenty-one."""
+    seen: list[Any] = []
+    plain = jinja2.Template.render
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> str:
+        seen.append(self)
+        return plain(self, *args, **kwargs)
+
+    def count(tokenizer: Any, row: Any) -> list[int]:
+        monkeypatch.setattr(jinja2.Template, "render", counted)
+        counts = []
+        for size in (1, 21):
+            seen.clear()
+            assert len(list(bf.from_sequence([row] * size).chat(tokenizer))) == size
+            counts.append(len(seen))
+        return counts
+
+    return count
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_conversation_is_rendered_once(name: str, renderings: Callable[[Any, Any], list[int]]) -> None:
+    one, many = renderings(tokenizer(name), conversation(name, "six turns"))
+    assert many - one == 20
+    assert one <= 5  # short ones, by which the template is known
+
+
+# -- how a template is followed --------------------------------------------------------------------------------------------
+
+HIDDEN = {
+    "a macro": f"{{% macro all() %}}{LOOP}{{% endmacro %}}{{{{ all() }}}}",
+    "a set block": f"{{% set body %}}{LOOP}{{% endset %}}{{{{ body }}}}",
+    "a filter block": f"{{% filter replace('\0', '') %}}{LOOP}{{% endfilter %}}",
+    "a call block": f"{{% macro as_is() %}}{{{{ caller() }}}}{{% endmacro %}}{{% call as_is() %}}{LOOP}{{% endcall %}}",
+    "a recursive loop": LOOP.replace("messages", "messages recursive"),
+    "a namespace": "{% set ns = namespace(all='') %}{% for m in messages %}{% set ns.all = ns.all + '<|im_start|>' + m.role + "
+    "'\n' + m.content + '<|im_end|>\n' %}{% endfor %}{{ ns.all }}",
+    "another list": "{% set ns = namespace(all=[]) %}{% for m in messages %}{% set ns.all = ns.all + [{'role': m.role, "
+    f"'content': m.content}}] %}}{{% endfor %}}{LOOP.replace('in messages', 'in ns.all')}",
+    "the next iteration": "{% set ns = namespace(held='') %}{% for m in messages %}{{ ns.held }}{{ '<|im_start|>' + m.role + "
+    "'\n' }}{% set ns.held = m.content + '<|im_end|>\n' %}{% endfor %}{{ ns.held }}",
+    "pairs by their numbers": "{% for two in messages | batch(2) %}{{ '<|im_start|>user\n' + two[0].content + '<|im_end|>\n"
+    "<|im_start|>assistant\n' + two[1].content + '<|im_end|>\n' }}{% endfor %}",
+}
+"""Templates that write the text of ChatML, and hold it back, or loop over something else than messages."""
+SEEN = {
+    "a macro for each": f"{{% macro one(m) %}}{ONE}{{% endmacro %}}{{% for m in messages %}}{{{{ one(m) }}}}{{% endfor %}}",
+    "a list of them": "{% set ns = namespace(all=[]) %}{% for m in messages %}{% set ns.all = ns.all + [m] %}{% endfor %}"
+    + LOOP.replace("in messages", "in ns.all"),
+    "a filter": LOOP.replace("in messages", "in messages | rejectattr('role', 'equalto', 'x') | list"),
+    "slices": LOOP.replace("in messages", "in messages[:1]") + LOOP.replace("in messages", "in messages[1:]"),
+    "numbers": f"{{% for i in range(messages | length) %}}{{% set m = messages[i] %}}{ONE}{{% endfor %}}",
+    "numbers alone": "{% for i in range(messages | length) %}{{ '<|im_start|>' + messages[i].role + '\n' + "
+    "messages[i]['content'] + '<|im_end|>\n' }}{% endfor %}",
+    "numbers around them": "{% for i in range(messages | length) %}{% set after = messages[i + 1] %}{% set m = messages[i] %}"
+    f"{ONE}{{% endfor %}}",
+    "loop controls": LOOP.replace(
+        ONE, f"{{% if m.role == 'x' %}}{{% continue %}}{{% endif %}}{ONE}{{% if 0 %}}{{% break %}}{{% endif %}}"
+    ),
+    "a look ahead": "{% for m in messages %}{% for other in messages %}\n{% if other.role == 'tool' %}x{% endif %}{% endfor %}"
+    f"{ONE}{{% endfor %}}",
+    "a first pass": f"{{% for m in messages %}}\n {{% if m.role == 'x' %}}y{{% endif %}}\n{{% endfor %}}{LOOP}",
+    "a summary": f"So far: {{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}\n{LOOP}",
+    "a block": f"{{% block turns %}}{LOOP}{{% endblock %}}",
+    "pairs": f"{{% for two in messages | batch(2) %}}{LOOP.replace('in messages', 'in two')}{{% endfor %}}",
+    "a prompt in the loop": LOOP.replace(
+        ONE, f"{ONE}{{% if loop.last and add_generation_prompt %}}{{{{ '<|im_start|>assistant\n' }}}}{{% endif %}}"
+    ),
+    "an end at the next": "{% for m in messages %}{% if not loop.first %}{{ '<|im_end|>\n' }}{% endif %}{{ '<|im_start|>' + "
+    "m.role + '\n' + m.content }}{% endfor %}{{ '<|im_end|>\n' }}",
+}
+"""Templates whose notes tell all."""
+
+
+@pytest.mark.parametrize("kind", ["two turns", "six turns", "marks in contents"])
+@pytest.mark.parametrize("way", [*HIDDEN, *SEEN])
+def test_a_turn_is_found_however_the_template_goes_through_the_messages(way: str, kind: str) -> None:
+    found = chatty((HIDDEN | SEEN)[way] + ("" if way == "a prompt in the loop" else PROMPT))
+    messages = conversation("chatml", kind)["messages"]
+    assert trained(found, messages) == re.findall(f"{OPEN}(.*?){CLOSE}", expected("chatml")[kind], re.DOTALL)
+    assert chat(found, messages)["input_ids"].tolist() == found.apply_chat_template(messages)["input_ids"]
+
+
+@pytest.mark.parametrize("way", HIDDEN)
+def test_what_is_held_back_takes_one_more_rendering(way: str, renderings: Callable[[Any, Any], list[int]]) -> None:
+    one, many = renderings(chatty(HIDDEN[way] + PROMPT), {"messages": KINDS["two turns"]})
+    assert many - one == 40
+
+
+HELD = HIDDEN["a macro"]
+
+
+def test_a_template_that_writes_contents_otherwise_is_followed_by_what_each_turn_adds() -> None:
+    """Strings around the contents would make other text of them."""
+    found = chatty(HELD.replace("m.content", "(m.content | capitalize)") + PROMPT)
+    messages = [asked("say"), answer("hello"), asked("and"), answer("bye")]
+    assert trained(found, messages) == ["Hello<|im_end|>", "Bye<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            "{{ messages | map(attribute='content') | sort | join(' ') }}",
+            "It writes the messages before it, and the prompt",
+        ),
+        (
+            f"{{{{ messages | length }}}}{HELD.replace('m.content', '(m.content | capitalize)')}{PROMPT}",
+            "from character 0 on",
+        ),
+        (
+            "{% if messages[-1].role == 'user' %}{{ raise_exception('no') }}{% endif %}{{ messages | map(attribute='content') | "
+            "join | length }}",
+            r"It refuses the first 1 messages alone \(no\)",
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_refused_with_the_template_and_the_place(template: str, words: str) -> None:
+    messages = [asked("say"), answer("hello"), asked("and"), answer("bye")]
+    with pytest.raises(
+        bf.DataError,
+        match=r"sequence, row 0: column 'messages': what the assistant says in message 1 cannot be told from what this "
+        rf"\w+'s chat template writes\. .*{words}.*Mark what it generates by \{{% generation %\}}",
+    ):
+        chat(chatty(template), messages)
+
+
+def test_a_tokenizer_that_renders_in_its_own_way_is_followed_by_strings() -> None:
+    class Own(type(make.chatty())):  # type: ignore[misc]
+        def apply_chat_template(self, conversation: Any, **how: Any) -> Any:
+            return super().apply_chat_template(conversation, **how).replace("\0", "")
+
+    found = Own(
+        tokenizer_object=chatty("").backend_tokenizer,
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
+    )
+    found.chat_template = LOOP + PROMPT
+    assert trained(found, KINDS["two turns"]) == ["Hello!<|im_end|>", "See you.<|im_end|>"]
+
+
+def test_the_template_for_tools_is_taken_where_there_are_some() -> None:
+    found = chatty("")
+    found.chat_template = {"default": LOOP + PROMPT, "tool_use": f"{{{{ tools | length }}}}{LOOP}{PROMPT}"}
+    rows = [{"messages": KINDS["one turn"], "tools": tools} for tools in ([{"name": "f"}], None)]
+    texts = [shown(found, sample) for sample in bf.from_sequence(rows).chat(found)]
+    assert texts == [start + expected("chatml")["one turn"] for start in ("1", "")]
+
+
+# -- what a turn trains ----------------------------------------------------------------------------------------------------
+
+
+def test_of_the_prompt_as_much_is_the_header_as_a_turn_has() -> None:
+    """A word, or a tag, that the answer begins with is no part of it, though it begins as the prompt does."""
+    found = chatty(LOOP + PROMPT.replace("assistant\n'", "assistant\n<think>\nSo'"))
+    said = ["Some", "<b>x</b>", "<think>\nSome</think>", "<think>\nSo, x</think>", "assistant\n"]
+    messages = [one for text in said for one in (asked("q"), answer(text))]
+    own = ["Some", "<b>x</b>", "Some</think>", ", x</think>", "assistant\n"]
+    assert trained(found, messages) == [f"{text}<|im_end|>" for text in own]
+
+
+def test_what_stands_before_the_first_turn_is_not_trained() -> None:
+    first = LOOP.replace(
+        ONE, f"{{% if loop.first %}}{{{{ '<|im_start|>system\nWelcome<|im_end|>\n' }}}}{{% endif %}}{ONE}"
+    )
+    for said in ("Welcome", "<|im_start|>assistant\n", ""):
+        messages = [answer(said), asked("q"), answer("a")]
+        assert trained(chatty(first + PROMPT), messages) == [f"{said}<|im_end|>", "a<|im_end|>"]
+
+
+def test_white_space_between_turns_is_not_trained() -> None:
+    between = LOOP.replace("<|im_end|>\n'", "<|im_end|>'").replace(ONE, "{{ '\n' if not loop.first }}" + ONE)
+    between = between.replace("<|im_end|>\n'", "<|im_end|>'")
+    found = chatty(between + PROMPT.replace("'<|im_start|>", "'\n<|im_start|>"))
+    messages = [answer("Hi"), asked("q"), answer("a")]
+    assert trained(found, messages) == ["Hi<|im_end|>", "a<|im_end|>"]
+
+
+ENDS_AT_THE_NEXT = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% if m.tool_calls %}<|call|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+NO_MARKS = (
+    "{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+
+
+def runs_on(template: str = ENDS_AT_THE_NEXT) -> Any:
+    found = chatty(template)
+    found.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|tool|>", "<|call|>"]})
+    return found
+
+
+def test_the_mark_of_the_next_role_is_trained_where_it_ends_a_turn() -> None:
+    call = answer("", tool_calls=[{"function": {"name": "f", "arguments": {}}}])
+    messages = [
+        asked("q"),
+        call,
+        {"role": "tool", "content": "r"},
+        answer("a"),
+        asked("<|user|>"),
+        answer("I say <|user|>"),
+    ]
+    assert trained(runs_on(), messages) == ["<|call|><|tool|>", "a<|user|>", "I say <|user|><|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "how", "last"),
+    [
+        (ENDS_AT_THE_NEXT, {}, "a<|im_end|>"),
+        (ENDS_AT_THE_NEXT, {"end_token": "<|user|>"}, "a<|user|>"),
+        (ENDS_AT_THE_NEXT + "{{ eos_token }}", {}, "a<|im_end|>"),
+        (ENDS_AT_THE_NEXT.replace("{{ m.content }}", "{{ m.content }}{{ eos_token if loop.last }}"), {}, "a<|im_end|>"),
+        (LOOP + PROMPT, {"end_token": "<|user|>"}, "a<|im_end|>"),
+        (NO_MARKS, {}, "a\n"),
+        (NO_MARKS, {"end_token": "<|im_end|>"}, "a\n<|im_end|>"),
+    ],
+)
+def test_a_last_turn_without_an_end_gets_one(template: str, how: dict[str, str], last: str) -> None:
+    """By default EOS, where the mark of the next role is what ends turns; the text has it once in any case."""
+    found = runs_on(template)
+    messages = [asked("q"), answer("a"), asked("q"), answer("a")]
+    sample = chat(found, messages, **how)
+    assert trained(found, messages, **how)[-1] == last
+    assert trained(found, messages, train_on="all", **how)[-1].endswith(
+        last + ("\n" if "<|im_end|>\n" in template else "")
+    )
+    theirs = found.apply_chat_template(messages)["input_ids"]
+    more = [found.convert_tokens_to_ids(how["end_token"])] if how and template != LOOP + PROMPT else []
+    more = [found.eos_token_id] if template == ENDS_AT_THE_NEXT and not how else more
+    assert sample["input_ids"].tolist() == theirs + more
+
+
+def test_nothing_is_appended_to_what_the_assistant_did_not_end() -> None:
+    found = runs_on()
+    for messages in (
+        [asked("q"), answer("a"), asked("q")],
+        [asked("q"), answer("a"), asked("q"), answer("a", train=False)],
+    ):
+        assert trained(found, messages) == ["a<|user|>"]
+        assert chat(found, messages)["input_ids"].tolist() == found.apply_chat_template(messages)["input_ids"]
+
+
+THINKS = LOOP.replace(
+    "m.content",
+    "('<think>\n\n</think>\n\n' if m.role == 'assistant' and '<think>' not in m.content else '') + m.content",
+)
+
+
+def test_a_think_block_that_the_template_supplies_is_trained_on_demand() -> None:
+    found, messages = chatty(THINKS + PROMPT), [asked("q"), answer("say")]
+    assert trained(found, messages) == ["say<|im_end|>"]
+    assert trained(found, messages, train_empty_think=True) == ["<think>\n\n</think>\n\nsay<|im_end|>"]
+    own = [asked("q"), answer("<think>\n</think>\n\nsay")]
+    assert trained(found, own) == ["<think>\n</think>\n\nsay<|im_end|>"]
+    assert trained(found, [asked("q"), answer("<think>x</think>say")]) == ["<think>x</think>say<|im_end|>"]
+
+
+def test_a_think_block_may_begin_in_the_prompt() -> None:
+    """Its white space is one token with the prompt's then: no border is crossed, as none of it trains."""
+    found = chatty(THINKS + PROMPT.replace("assistant\n'", "assistant\n<think>\n'"))
+    found.add_tokens(["\n\n"])
+    assert trained(found, [asked("q"), answer("say")]) == ["say<|im_end|>"]
+    with_block = trained(found, [asked("q"), answer("say")], train_empty_think=True)
+    assert with_block == ["\n\n</think>\n\nsay<|im_end|>"]
+
+
+def test_a_role_mark_that_takes_white_space_is_not_trained() -> None:
+    """As Phi's: `<|assistant|>` takes the white space after it, that of the answer, too."""
+    found = chatty("{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|im_end|>' }}{% endfor %}"
+                   "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}")  # fmt: skip
+    found.add_tokens(
+        [AddedToken(f"<|{role}|>", special=True, rstrip=True) for role in ("user", "assistant")], special_tokens=True
+    )
+    assert trained(found, [asked("q"), answer("  say")]) == ["say<|im_end|>"]
+
+
+def test_special_tokens_are_known_that_the_tokenizer_has_no_name_for() -> None:
+    """Llama's `<|eot_id|>` and gpt-oss' `<|call|>` are in no list of names."""
+    found = chatty((LOOP + PROMPT).replace("<|im_end|>", "<|end|>"))
+    found.add_tokens([AddedToken("<|end|>", special=True)], special_tokens=True)
+    found._extra_special_tokens = []
+    assert "<|end|>" not in found.all_special_tokens
+    assert trained(found, [asked("q"), answer("a")]) == ["a<|end|>"]
+
+
+def test_results_that_stand_inside_a_turn_are_not_trained() -> None:
+    """As in Gemma 4: what the tool says is written in the iteration of the message that called it."""
+    template = (
+        "{% for m in messages if m.role != 'tool' %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{% set here = loop.index0 %}"
+        "{% if m.tool_calls %}f(){% for n in range(messages | length) %}{% if n > here and messages[n].role == 'tool' %}"
+        "{{ '[' + messages[n].content + ']' }}{% endif %}{% endfor %}Done.{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+        + PROMPT
+    )
+    call = answer("Wait.", tool_calls=[{"function": {"name": "f", "arguments": {}}}])
+    messages = [asked("q"), call, {"role": "tool", "content": "result"}]
+    assert trained(chatty(template), messages) == ["Wait.f()", "Done.<|im_end|>"]
+
+
+# -- marks of the template ---------------------------------------------------------------------------------------------------
+
+MARKED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content + "
+    "'<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+
+
+def test_marks_of_the_template_say_what_trains_also_of_some_messages() -> None:
+    messages = [
+        asked("q"),
+        answer("a"),
+        asked(
+            "r",
+        )
+        | {"train": True},
+        answer("b"),
+    ]
+    found = chatty(MARKED + PROMPT)
+    assert trained(found, messages) == ["a<|im_end|>", "b<|im_end|>"]
+    assert trained(found, messages, train_on="last") == ["b<|im_end|>"]
+    assert trained(found, messages, train_on="marked") == ["r<|im_end|>"]
+    messages[1]["train"] = False
+    assert trained(found, messages) == ["b<|im_end|>"]
+
+
+def test_marks_in_a_macro_are_not_trusted() -> None:
+    """Their places are those in the macro; so the turn is found as if there were none."""
+    macro = "{% macro one(m) %}" + MARKED.partition("%}")[2].removesuffix("{% endfor %}") + "{% endmacro %}"
+    found = chatty(macro + "{% for m in messages %}{{ one(m) }}{% endfor %}" + PROMPT)
+    assert trained(found, [asked("q"), answer("a")]) == ["a<|im_end|>"]
+
+
+# -- what is said once -------------------------------------------------------------------------------------------------------
+
+CALL = answer("", tool_calls=[{"type": "function", "function": {"name": "weather", "arguments": {}}}])
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "words"),
+    [
+        (
+            LOOP + PROMPT,
+            [asked("q"), CALL],
+            r"writes nothing of tool_calls \(of 'weather' in message 1\), so no call is trained",
+        ),
+        (MARKED, [asked("q"), CALL], r"writes nothing of tool_calls \(of 'weather' in message 1\)"),
+        (
+            LOOP + PROMPT,
+            [asked("q"), answer("a<|im_end|>")],
+            r"a turn ends in '<\|im_end\|>' twice\. The content may have one",
+        ),
+        (LOOP + "{{ eos_token }}", [asked("q"), answer("a")], r"a turn ends in '<\|im_end\|>' twice"),
+        (MARKED, [asked("q"), answer("a<|im_end|>\n")], r"a turn ends in '<\|im_end\|>' twice"),
+        (ENDS_AT_THE_NEXT, [asked("q"), answer("a")], r"'<\|im_end\|>' is appended to conversations whose last turn"),
+        (LOOP + PROMPT, [asked("q"), answer("a")], None),
+        (LOOP.replace("m.content", "m.content ~ (m.tool_calls or '')") + PROMPT, [asked("q"), CALL], None),
+    ],
+)
+def test_what_may_surprise_is_said_once(
+    template: str, messages: Any, words: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = bf.from_sequence([{"messages": messages}] * 5).chat(runs_on(template))
+    with caplog.at_level(logging.WARNING, "brimful"):
+        list(data)
+    said = [message for message in caplog.messages if "add_generation_prompt" not in message]
+    assert len(said) == (words is not None)
+    assert words is None or re.search(words, said[0])
+
+
+# -- templates of others -----------------------------------------------------------------------------------------------------
+
+PACKAGES = {
+    "trl": "chat_templates",
+    "axolotl": "utils/chat_templates/templates",
+    "vllm": "transformers_utils/chat_templates",
+}
+"""The folders of packages that bring templates."""
+SPECIALS = re.compile(
+    r"<[|｜][^<>|｜\s]*[|｜]>|<(?:start|end)_of_(?:turn|utterance)>|\[/?INST\]|\[gMASK\]|<sop>|<\|?turn\|?>|\[\|\w+\|\]"
+)
+
+
+def stock(package: str) -> dict[str, Path]:
+    """The templates that a package brings, by their names. It is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{package} is not installed, which brings templates")
+    folder = Path(spec.origin).parent / PACKAGES[package]
+    return {path.stem: path for path in sorted(folder.rglob("*.jinja"))}
+
+
+@cache
+def known_by(template: str) -> Any:
+    """A tokenizer whose special tokens are those of a template."""
+    words = make.bpe()
+    words.decoder = decoders.ByteLevel()
+    special = sorted({*SPECIALS.findall(template)})
+    made = make._fast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", additional_special_tokens=special)
+    made.chat_template = template
+    return made
+
+
+ENDS = {
+    "</s>": "alpaca deepseek_v2 mistral_v3_tekken mistral_v7_tekken pixtral template_deepseek_vl2",
+    "<|END_OF_TURN_TOKEN|>": "aya cohere",
+    "<|im_end|>": "chatml falcon_h1 nemotron_h qwen2_vl qwen3 qwen3_5 qwen_25 lfm2 lfm2_v2 nemotron_3_5_lightning "
+    "nemotron_3_nano nemotron_3_super nemotron_3_ultra qwen2_5 qwen2_5_vl qwen3_5_nothink qwen3_5_think qwen3_6 qwen3_8 "
+    "qwen3_instruct_2507 qwen3_vl template_minicpmv45",
+    "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>": "command_a cohere2",
+    "<｜end▁of▁sentence｜>": "deepseek_v3 deepseek_r1_distill deepseekv3",
+    "[|endofturn|]": "exaone exaone4",
+    "<end_of_turn>": "gemma gemma3 gemma3n",
+    "<turn|>": "gemma4 gemma4_unified diffusion_gemma gemma4_v2 gemma4_v3 gemma4_v4 gemma4_v5",
+    "<|eot_id|>": "llama3 llama3_2_vision llama3_1 llama3_2",
+    "<|eot|>": "llama4",
+    "<|end|>": "phi_3 phi_35 phi3 phi3_5",
+    "": "template_basic template_deepseek_ocr",
+}
+"""What ends the turns of templates, and is trained with them."""
+OTHERS = {
+    "command_a_rag": ["<|START_RESPONSE|>{}<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"]
+    * 2,  # its prompt does not have the first
+    "command_a_tool_use": ["<|START_RESPONSE|>{}<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"] * 2,
+    "jamba": [" {}<|eom|>"] * 2,
+    "metharme": ["{}<|user|>", "{}</s>"],
+    "mistral_v1": [" {}</s>"] * 2,
+    "mistral_v2v3": [" {}</s>"] * 2,
+    "template_blip2": [" {} "] * 2,
+    "template_chatml": ["{}<|im_end|>", "{}"],
+    "glm4moe": ["{}<|user|>", "{}</s>"],
+    "gptoss": ["<|channel|>final<|message|>{}<|end|>", "<|channel|>final<|message|>{}<|return|>"],
+    "idefics3": [" {}<end_of_utterance>"] * 2,
+    "llava_next": [" {}</s>"] * 2,
+    "muse_glimmer": [" to=user<|message|>{}<|eot|>"] * 2,
+    "smolvlm": [" {}<end_of_utterance>"] * 2,
+}
+"""Of templates that write more, or end their last turn otherwise, what two turns train."""
+WRITES_NOTHING = ("template_kimi_audio",)
+"""It does not look at the messages."""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_two_turns_of_each_template_of_others(package: str) -> None:
+    by_end = {name: [f"{{}}{end}"] * 2 for end, names in ENDS.items() for name in names.split()} | OTHERS
+    unknown = []
+    for name, path in stock(package).items():
+        template = path.read_text()
+        if "generation %}" in template or name in WRITES_NOTHING:
+            continue
+        if name not in by_end:
+            unknown.append(name)
+            continue
+        wanted = [one.format(said) for one, said in zip(by_end[name], ("Hello!", "See you."))]
+        assert trained(known_by(template), KINDS["two turns"]) == wanted, name
+    assert len(unknown) <= len(stock(package)) // 2, f"what these train is not written down: {unknown}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_template_of_others_is_refused(package: str) -> None:
+    """What transformers renders has labels: those of every answer, and none of a question."""
+    for (name, path), kind in product(stock(package).items(), KINDS):
+        found, row = known_by(path.read_text()), conversation("chatml", kind)
+        try:
+            theirs = found.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
+        except Exception:
+            continue
+        turns = rendered(followed(found.chat_template), row["messages"], row.get("tools"), "assistant")
+        if not name.startswith(("idefics3", "smolvlm", "llava_next")):  # which take lists of parts alone
+            assert turns.text == theirs, (name, kind)
+        text = "".join(turns.text[begin:end] for begin, end in turns.spans)
+        if kind in ("two turns", "system", "a question last") and name not in WRITES_NOTHING:
+            assert "Hello!" in text, (name, kind)
+            assert not re.search(r"Hi|Bye|Be brief", text), (name, kind)
+
+
+@cache
+def followed(template: str) -> ChatTemplate:
+    return ChatTemplate(known_by(template), template, {})
+
+
+def test_what_trl_marks_in_its_templates_for_training_trains() -> None:
+    """It marks by hand what each template generates; but for think blocks that hold nothing, and where the prompt opens one."""
+    templates, compared = stock("trl"), 0
+    pairs = [(name.removesuffix("_training"), name) for name in templates if name.endswith("_training")]
+    for (plain, marked), kind in product(pairs, KINDS):
+        row, both = conversation("chatml", kind), [templates[one].read_text() for one in (plain, marked)]
+        try:
+            own, theirs = (rendered(followed(one), row["messages"], row.get("tools"), "assistant") for one in both)
+        except Exception:
+            continue
+        if own.text != theirs.text:
+            continue  # a template for training may write other text
+        one, other = ({at for span in turns.spans for at in range(*span)} for turns in (own, theirs))
+        assert one <= other, (marked, kind)
+        more = "".join(own.text[at] for at in sorted(other - one))
+        known = r"<think>(\s*</think>)?|<\uff5cAssistant\uff5c>|<\uff5ctool\u2581outputs\u2581end\uff5c>|<\|start\|>assistant|</s>|\s"
+        assert not re.sub(known, "", more), (marked, kind)
+        compared += 1
+    assert compared > 200
