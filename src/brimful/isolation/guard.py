@@ -74,8 +74,12 @@ class IsolationGuard:
         call = next(_calls(inputs, found), None)
         if call is None:
             return False
-        refuse_leaks(model, call)
-        self.on = False
+        self.on = False  # the calls by which the model is tried are none of the loop's
+        try:
+            refuse_leaks(model, call)
+        except ValueError:
+            self.on = True
+            raise
         return True
 
 
