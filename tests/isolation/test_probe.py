@@ -246,7 +246,7 @@ def test_a_leak_is_seen_beside_logits_that_are_masked(mask: str, columns: int) -
     assert found is not None
     assert (found.layer, found.test) == ("inner.blocks.1.attention", "changed")
     model = Masked("attention")
-    with pytest.raises(ValueError, match="in Masked samples see each other at inner.blocks.1.attention"):
+    with pytest.raises(ValueError, match=r"in Masked samples see each other at inner\.blocks\.1\.attention"):
         bf.warm_up(
             lambda batch: model(*(batch[name] for name in ("input_ids", "position_ids", "segment_ids"))),
             bf.from_sequence([{"input_ids": [6 + n] * (2 + n % 5)} for n in range(9)]).pack(32),
@@ -329,6 +329,25 @@ def test_what_a_model_gives_for_each_sample_is_tried_too() -> None:
             found = next(iter(report.leaks.values()))
             assert report.isolated == (not leaks)
             assert not leaks or (found is not None and (found.layer, found.test) == ("", "changed"))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_columns_of_samples_are_cut_with_them(rows: int) -> None:
+    class Marked(Words):
+        """To each token something of its own sample is added, which a column with a row a sample says."""
+
+        def forward(self, batch: Any) -> Any:  # type: ignore[override]
+            x, ids, which = super().forward(batch["input_ids"]), batch["segment_ids"], 0
+            for row in range(len(ids)):
+                for number in ids[row].unique()[ids[row].unique() > 0]:
+                    x[row] = x[row] + (ids[row] == number)[:, None] * batch["mark"][which].mean() + batch["one"][which]
+                    which += 1
+            return x
+
+    samples = [{"input_ids": [1 + n] * (7 + n), "mark": [n + 0.5] * 12, "one": 0 * n} for n in range(3)]
+    batch = next(iter(bf.from_sequence(samples).pack(12, rows=rows, shuffle_batches=False)))
+    assert_isolated(Marked(), batch)
+    bf.warm_up(Marked(), bf.from_sequence(samples).pack(30, rows=rows))
 
 
 class Classifier(Words):
@@ -490,7 +509,8 @@ def test_what_cannot_be_tried_is_said() -> None:
 
     for kind in (Pools, PoolsRows):
         with pytest.raises(
-            ValueError, match=rf"{kind.__name__} gives nothing for each token of a batch \(2, \d+\), nor for each of its \d+ samples"
+            ValueError,
+            match=rf"{kind.__name__} gives nothing for each token of a batch \(2, \d+\), and nothing for each of its \d+ samples",
         ):
             assert_isolated(kind())
     with pytest.raises(

@@ -171,7 +171,8 @@ def test_a_column_of_an_unknown_kind_is_cut_where_all_kinds_are_one_and_refused_
     whole = divisible(added)
     assert whole.samples == 3, "and the row of padding"
     with pytest.raises(
-        ValueError, match=r"\(2, 4\) with 2 samples cannot be split: 'own' has 2 rows, and nobody .* column_kinds={'own': "
+        ValueError,
+        match=r"\(2, 4\) with 2 samples cannot be split: 'own' has 2 rows, and nobody .* column_kinds={'own': ",
     ):
         whole.parts(2)
     said = {**added, "column_kinds": {**added["column_kinds"], "own": "pieces"}}
@@ -186,12 +187,16 @@ def test_kinds_that_do_not_fit_and_packed_rows_without_their_boundaries_are_refu
     batch = packs_of_two()
     for said in ("slots", "samples"):
         wrong = {**batch, "own": torch.zeros(2, 3), "column_kinds": {"own": said}}
-        with pytest.raises(ValueError, match=rf"says that 'own' has a value for each of the {said}, and its shape is \(2, 3\)"):
+        with pytest.raises(
+            ValueError, match=rf"says that 'own' has a value for each of the {said}, and its shape is \(2, 3\)"
+        ):
             divisible(wrong)
     with pytest.raises(ValueError, match=r"'own' belongs neither to .* each row, say so: column_kinds={'own': 'rows'}"):
         divisible({**next(iter(bf.from_sequence([[1], [2], [3]]).pack(4, rows=2))), "own": torch.zeros(2)})
     left = {name: one for name, one in batch.items() if not name.startswith("cu_")}
-    with pytest.raises(ValueError, match=r"packed rows \(column_kinds\) are split by their cu_seqlens, and the batch has none"):
+    with pytest.raises(
+        ValueError, match=r"packed rows \(column_kinds\) are split by their cu_seqlens, and the batch has none"
+    ):
         divisible(left)
     unsaid = {name: one for name, one in batch.items() if name != "column_kinds"}
     assert [part["lengths"].tolist() for part in divisible(unsaid).parts(3)] == [[2], [2], []], "known by their names"

@@ -20,7 +20,7 @@ MODEL_INPUTS: Final = ("input_ids", "inputs_embeds", "attention_mask", "token_ty
 """`group_apply` passes those of these that are in the batch to the model by default."""
 LEFT_OUT: Final = (
     *("labels", "shift_labels", "special_tokens_mask", "lengths"),
-    *("weight", "is_filler", "num_items_in_batch", "sample_weights"),
+    *("weight", "is_filler", "ends_step", "num_items_in_batch", "num_items_on_rank", "sample_weights"),
 )
 """It never passes these by default. The user must name or leave out any other tensor."""
 

@@ -283,12 +283,16 @@ def packed_batch(segments: Tensor, vocabulary: int) -> dict[str, Any]:
     places = slots - torch.where(begins, slots, 0).cummax(1).values
     bounds = torch.cat([begins.flatten().nonzero().flatten(), torch.tensor([segments.numel()])]).int()
     longest = int(bounds.diff().max())
-    return {
+    of_slots = {
         "input_ids": ids,
         "labels": ids.masked_fill((segments == 0) | begins, -100),
         "position_ids": places,
         "segment_ids": segments,
         "seq_idx": (begins.cumsum(1) - 1).int(),
+    }
+    return {
+        **of_slots,
+        COLUMN_KINDS: dict.fromkeys(of_slots, "slots"),
         "use_cache": False,
         "cu_seqlens": bounds,
         "max_seqlen": longest,

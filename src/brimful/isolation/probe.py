@@ -146,9 +146,9 @@ def _outputs(model: nn.Module, call: Call, natural: bool) -> list[_Seen]:
         found = [one for one in found if one.unit == SLOTS or one.place in single]
     if not found:
         raise ValueError(
-            f"{type(model).__name__} gives nothing for each token of a batch {call.shape}, nor for each of its {len(call.samples)} "
-            "samples, so that nobody can say whether samples see each other. A loss, or one value for a row of several samples, "
-            "does not show it. Give the part of the model that does, or a padded batch"
+            f"{type(model).__name__} gives nothing for each token of a batch {call.shape}, and nothing for each of its "
+            f"{len(call.samples)} samples, so that nobody can say whether samples see each other. A loss does not show it, nor "
+            "does a value for a row of several samples. Give the part of the model that does, or a padded batch"
         )
     return found
 
@@ -177,8 +177,8 @@ class _Comparison(NamedTuple):
 
 
 def _sizes(values: Tensor, smallest: float) -> Tensor:
-    """What a difference of each value (m, n) is measured by: the mean size of the ordinary values of its feature, and its own size
-    where it is far out of the ordinary. So features, and slots, that are masked by -1e9 set no scale for the others."""
+    """What a difference of each value (m, n) is measured by: the mean size of the ordinary values of its feature, or its own size
+    where that is far larger. So features, and slots, that are masked by -1e9 set no scale for the others."""
     sizes = values.abs()
     told = sizes[:, values.amin(0) < values.amax(0)]  # a feature that is masked everywhere is the same everywhere
     told = told[told > 0]
@@ -295,7 +295,7 @@ def _run(model: nn.Module, call: Call, names: Mapping[nn.Module, str] | None = N
 
 
 def _where(model: nn.Module, call: Call, compared: _Comparison, unit: str, smallest: float) -> tuple[str, str]:
-    """The name of the module at which two runs part in what they have for each slot, or sample, and what samples meet by there."""
+    """The name of the module at which two runs part in what they have for each slot or sample, and what samples meet by there."""
     modules = dict(model.named_modules())
     names = {module: name for name, module in modules.items()}
     base, again = (_run(model, one, names).events for one in (call, compared.call))
@@ -411,7 +411,8 @@ def _changed(call: Call, slots: Tensor, samples: Tensor, vocabulary: int) -> Cal
     labels = {
         name: _relabelled(one, slots if one.shape[:2] == call.shape else samples)
         for name in (LABELS, SHIFTED, "decoder_input_ids")
-        if isinstance(one := call.inputs.get(name), Tensor) and (one.shape[:2] == call.shape or len(one) == len(samples))
+        if isinstance(one := call.inputs.get(name), Tensor)
+        and (one.shape[:2] == call.shape or len(one) == len(samples))
     }
     return call.with_(**{call.tokens: tokens}, **labels)
 

@@ -37,8 +37,8 @@ def divisible(batch: Any) -> Divisible:
     - A list holds samples; so does a tensor, and any object that has a length and can be sliced.
 
     Raises:
-        ValueError: the columns disagree about the number of samples, or one with its kind, none has rows, a list may be either, or
-            packed rows lack what says where their samples are. When it is cut: a column may be of several kinds.
+        ValueError: the columns disagree about the number of samples, or one with its kind, none has rows, a list may be either,
+            or packed rows lack their boundaries. When it is cut: a column may be of several kinds.
         TypeError: a structure in which nobody can see the samples.
     Price: some microseconds; of packed and nested batches nothing is read before they are cut.
 
@@ -182,8 +182,8 @@ class PackedBatch:
         unclear = [name for name, kind in self._kinds.items() if kind == "unclear"]
         if unclear and any(len(segments) != 1 for segments in self._rows):
             raise self._error(
-                f"{unclear[0]!r} has {rows:,} rows, and nobody can see what each of them is of. Say whether it has a value for each "
-                f"of the slots, pieces or rows: {COLUMN_KINDS}={{{unclear[0]!r}: 'pieces'}} in the batch"
+                f"{unclear[0]!r} has {rows:,} rows, and nobody can see what each of them is of. Say whether it has a value for "
+                f"each of the slots, pieces or rows: {COLUMN_KINDS}={{{unclear[0]!r}: 'pieces'}} in the batch"
             )
         if count <= rows:
             return [self._part(first, last, 0, width) for first, last in pairwise(even(rows, count))]
@@ -240,15 +240,15 @@ class PackedBatch:
         said = self.batch.get(COLUMN_KINDS, {}).get(name)
         if said is not None and said not in fitting:
             raise self._error(
-                f"{COLUMN_KINDS} says that {name!r} has a value for each of the {said}, and its shape is {shape}. Say slots, pieces "
-                "or rows, whichever it is, or keep it out of the batch"
+                f"{COLUMN_KINDS} says that {name!r} has a value for each of the {said}, and its shape is {shape}. Say slots, "
+                "pieces or rows, whichever it is, or keep it out of the batch"
             )
         if said is None and BY_NAME.get(name) in fitting:
             said = BY_NAME[name]
         if said is None and fitting in ([], ["rows"]):
             raise self._error(
-                f"{name!r} belongs neither to the tokens nor to the samples; keep it out of the batch, or make it a number. Where "
-                f"it has a value for each row, say so: {COLUMN_KINDS}={{{name!r}: 'rows'}} in the batch"
+                f"{name!r} belongs neither to the tokens nor to the samples; keep it out of the batch, or make it a number. "
+                f"Where it has a value for each row, say so: {COLUMN_KINDS}={{{name!r}: 'rows'}} in the batch"
             )
         return said or ("unclear" if self._pieces == ids[0] else fitting[0])
 
