@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -43,10 +43,11 @@ from brimful.core.stage import Stage, refuse_streams
 from brimful.dataset import Dataset, Executor, IndexedDataset
 from brimful.encoding.encoder import paddings
 from brimful.index.sequence import FromSequence
+from brimful.inference.open_window import OpenWindow
 from brimful.inference.results import ResultFolder, ResultIndex, WindowsDone
 from brimful.loader import Loader
 from brimful.oom.exhaustion import GuardStats
-from brimful.oom.generation import OomSafe, rows_of
+from brimful.oom.generation import OomSafe, owning, rows_of
 from brimful.oom.parts import divisible
 from brimful.plan import FixedSize, OverlongError, Packed, Policy
 from brimful.plan.plan import is_policy
@@ -237,8 +238,8 @@ def map_batches_in_order(
     except KeyboardInterrupt as error:
         error.add_note(f"To continue, run the same call again. It goes on after the last window in {folder.path}")
         raise
-    crc = crc32(json.dumps([settings, done.digest, done.runs]).encode())
-    return IndexedDataset(FromSequence(ResultIndex(folder.path, done.runs, crc), shuffle=False, seed=42))
+    crc = crc32(json.dumps([settings, done.digest, done.runs, done.checksums]).encode())
+    return IndexedDataset(FromSequence(ResultIndex(folder.path, done.runs, done.checksums, crc), shuffle=False, seed=42))
 
 
 def _policy(policy: Policy | int) -> Policy:
@@ -294,20 +295,27 @@ class _InferenceRun:
                 if found is None:
                     folder.save(done)
                 before = batches.state_dict()
-                with self._windows(batches, sum(done.rows())) as windows:
+                opened = OpenWindow(folder.files, done.windows)
+                with self._windows(batches, sum(done.rows()), opened) as windows:
                     for number, (window, results, after) in enumerate(windows, done.windows):
-                        folder.write(number, results)
-                        done = done.after(len(results), before, digest_of(window.take(np.arange(len(window)))))
+                        checksums = folder.write(number, results)
+                        digest = digest_of(window.take(np.arange(len(window))))
+                        done = done.after(len(results), before, digest, checksums)
                         folder.save(done)
+                        opened.done()
                         before = after
         return done
 
     @contextmanager
     def _windows(
-        self, batches: ResumableIterator[Any], done: int = 0
+        self, batches: ResumableIterator[Any], done: int = 0, opened: OpenWindow | None = None
     ) -> Iterator[Iterator[tuple[PlanningWindow, list[Any], Any]]]:
         """Each window with its results, in the order of its samples, and the state after it. Shows progress, from `done` samples
-        on."""
+        on.
+
+        Args:
+            opened: what is written of the window at work.
+        """
         of = "" if self.total is None else f" of {self.total:,}"
         stats = GuardStats()
         with progress(self.total) as report:
@@ -323,8 +331,8 @@ class _InferenceRun:
 
             report(done, lambda: f"{done:,}{of} samples found")
             try:
-                with closing(batch_results(self.fn, batches, self.on_ray)) as answers:
-                    yield _in_order(answers, advance)
+                with closing(batch_results(self.fn, batches, self.on_ray)) as fresh, closing(_kept(fresh, batches, opened)) as all:
+                    yield _in_order(all, advance)
             except DataError as error:
                 if not (self.is_text and isinstance(error.__cause__, OverlongError)):
                     raise
@@ -336,6 +344,26 @@ class _InferenceRun:
                 *(f"{number:,}" for number in (stats.split, stats.batches, stats.parts)),
                 _AVOIDS_SPLITS,
             )
+
+
+def _kept(
+    fresh: Iterator[BatchResults], batches: ResumableIterator[tuple[Batch, Any]], opened: OpenWindow | None
+) -> Generator[BatchResults, None, None]:
+    """The results that an earlier run left of the window at work, and then those that are made now, which are kept likewise."""
+    if opened is None:
+        yield from fresh
+        return
+    for record in opened.found:
+        batch, _ = next(batches)
+        record.check(batch)
+        yield BatchResults(batch, record.results, 0, batches.state_dict() if batch.last else None)
+    try:
+        for one in fresh:
+            opened.add(one.batch, one.results)
+            yield one
+    finally:
+        with suppress(OSError):  # of a full disk, on which nothing can be written any more
+            opened.write()
 
 
 class BatchResults(NamedTuple):
@@ -406,7 +434,7 @@ def _caller(fn: Callable[[Any], Any]) -> Callable[[Any], tuple[list[Any], int]]:
 
     def called(item: Any) -> tuple[list[Any], int]:
         before = safe.stats.parts
-        return [*safe(item)], safe.stats.parts - before
+        return [owning(row) for row in safe(item)], safe.stats.parts - before
 
     return called
 

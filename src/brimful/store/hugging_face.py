@@ -19,6 +19,7 @@ from brimful.blocks.blocks import Block, visible
 from brimful.blocks.ragged import EMPTY, array_of, concat, null_in
 from brimful.core.errors import DataError, check_path
 from brimful.core.stage import Stage, running
+from brimful.core.whole import naming
 from brimful.store.types import conform, stored_schema
 
 HELD_BYTES: Final = 8 << 20
@@ -57,7 +58,8 @@ def _write(stage: Stage[Block], file: Path) -> None:
         for block in chain([first], blocks):
             rows = conform(block, schema, {})
             columns = [_as_array(column, kind) for column, kind in zip(rows.columns, theirs.types)]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=theirs))
+            with naming(file):
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=theirs))
 
 
 def _large(stage: Stage[Block]) -> Iterator[Block]:
