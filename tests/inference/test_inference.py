@@ -9,8 +9,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import UserDict
 from collections.abc import Iterator
@@ -31,11 +29,16 @@ from brimful import map_batches_in_order
 from brimful.core.errors import DataError, StateError
 from brimful.inference import open_window
 from brimful.memory import SimulatedOOM
+from tests.disks import CONTINUE, small_disk
 from tests.effort import examples
+from tests.inference import spelling_child
+from tests.inference.spelling_child import TEXTS
+from tests.oom import generating_child
 from tests.shards import write
 from tests.store.stores import rows_of
 
-TEXTS = ["x" * (number * 7 % 23) + str(number) for number in range(100)]
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.oom.generating_child", "tests.inference.spelling_child"])
 
 
 def spelled(batch: dict[str, Any]) -> list[str]:
@@ -478,13 +481,9 @@ def test_it_runs_ahead_by_a_window_at_most() -> None:
 
 
 def test_a_model_that_generates_and_is_killed_twice_ends_with_the_output_of_an_unbroken_run(tmp_path: Path) -> None:
-    from tests.oom import generating_child
-
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["tests.oom.generating_child"])
     draw, folder = random.Random(2), tmp_path / "out"
     for kill in range(2):
-        child = processes.Process(target=generating_child.run_and_be_killed, args=(str(folder), 0.01))
+        child = PROCESSES.Process(target=generating_child.run_and_be_killed, args=(str(folder), 0.01))
         child.start()
         deadline = time.monotonic() + 60
         while len(list(folder.glob("*.jsonl"))) < 3 * (kill + 1):
@@ -564,14 +563,18 @@ def test_a_damaged_file_of_results_is_named_and_nothing_is_lost_in_silence(tmp_p
     edited = content.replace(b"X", b"Y", 1)
     for damaged in (content.partition(b"\n")[2], content[:-1], edited, (folder / f"00000{path.suffix}").read_bytes()):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"00001\.\w+ is not as it was written: it has [\d,]+ bytes with the .*; put it back"):
+        with pytest.raises(
+            DataError, match=r"00001\.\w+ is not as it was written: it has [\d,]+ bytes with the .*; put it back"
+        ):
             run()
     path.write_bytes(content)
     sums = folder / "_checksums"
     lines = sums.read_bytes()
     for damaged in (lines[:-3], lines[9:], lines.replace(b"00000.", b"00002."), b""):
         sums.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"_checksums is missing or damaged: it has \d lines with the checksum .*; put it back"):
+        with pytest.raises(
+            DataError, match=r"_checksums is missing or damaged: it has \d lines with the checksum .*; put it back"
+        ):
             run()
     sums.write_bytes(lines + lines[:20])  # as a run leaves it that was killed before it wrote its journal
     assert len(run()) == 100
@@ -592,6 +595,36 @@ def test_a_damaged_file_of_results_is_named_and_nothing_is_lost_in_silence(tmp_p
     journal.write_text("[" * 100_000)
     with pytest.raises(DataError, match=r"_progress.json is damaged"):
         run()
+
+
+@pytest.mark.parametrize("written", [0.0, 1e9], ids=["after each batch", "at the end alone"])
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_a_full_disk_is_named_and_the_same_call_goes_on(
+    tmp_path: Path, name: str, written: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_window, "SECONDS", written)
+    asked: list[str] = []
+
+    def long(batch: dict[str, Any]) -> list[str]:
+        asked.extend(batch["text"])
+        return [random.Random(text).randbytes(500).hex() for text in batch["text"]]
+
+    with small_disk(tmp_path / "disk", 256) as disk:
+        filler = disk / "filler"
+        filler.write_bytes(bytes(160 << 10))
+
+        def run() -> Any:
+            return map_batches_in_order(long, TEXTS, 4, output=disk / name, window=30)
+
+        with pytest.raises(OSError, match=rf"\[Errno 28\] .*: '.*/(0000\d\.\w+|_open_window)'\n{CONTINUE}"):
+            run()
+        assert not [*(disk / name).glob("*.part")]
+        done = json.loads((disk / name / "_progress.json").read_text())["windows"]
+        first = len(asked)
+        assert done < 3
+        filler.unlink()
+        assert bare(run()) == [random.Random(text).randbytes(500).hex() for text in TEXTS]
+        assert len(asked) - first <= 100 - 30 * done, "of windows that are done nothing is asked again"
 
 
 @pytest.mark.parametrize("name", ["out", "out.parquet"])
@@ -659,7 +692,9 @@ def test_a_record_that_was_being_written_is_left_out_and_the_others_count(tmp_pa
 def test_records_that_were_edited_or_are_of_another_window_are_left_out_and_those_of_other_data_refused(
     tmp_path: Path,
 ) -> None:
-    for number, (old, new) in enumerate(((b"XX", b"XY"), (b'"window": 0', b'"window": 1'), (b'"numbers": [', b'"numbers": [1'))):
+    for number, (old, new) in enumerate(
+        ((b"XX", b"XY"), (b'"window": 0', b'"window": 1'), (b'"numbers": [', b'"numbers": [1'))
+    ):
         folder = tmp_path / str(number)
         kept(folder, 5)
         path = folder / "_open_window"
@@ -671,7 +706,9 @@ def test_records_that_were_edited_or_are_of_another_window_are_left_out_and_thos
     with pytest.raises(Interrupted):
         map_batches_in_order(stopping(), Texts(TEXTS), 4, output=folder, window=100)
     other = [text.replace("x", "y") for text in TEXTS]
-    with pytest.raises(StateError, match=r"are of other data: a batch of window 0 had 4 samples with the digest \w{8}, and has 4"):
+    with pytest.raises(
+        StateError, match=r"are of other data: a batch of window 0 had 4 samples with the digest \w{8}, and has 4"
+    ):
         map_batches_in_order(stopping(), Texts(other), 4, output=folder, window=100)
 
 
@@ -694,29 +731,13 @@ def test_what_cannot_be_written_by_itself_is_no_error_before_its_window_is_done(
 
 
 def test_a_process_that_is_killed_loses_the_batch_at_work_alone(tmp_path: Path) -> None:
-    code = """
-import os, signal, sys
-import brimful as bf
-from brimful.inference import open_window
-from tests.inference.test_inference import TEXTS
-
-open_window.SECONDS = 0.0
-asked = open(sys.argv[2], "a")
-
-def spelled(batch):
-    asked.write("".join(f"{text}\\n" for text in batch["text"]))
-    asked.flush()
-    if os.fstat(asked.fileno()).st_size > int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return [text.upper() for text in batch["text"]]
-
-bf.map_batches_in_order(spelled, TEXTS, 4, output=sys.argv[1], window=100)
-"""
     asked = tmp_path / "asked"
-    for size in (300, 700, 1_000, 10_000):
-        command = [sys.executable, "-c", code, str(tmp_path / "out"), str(asked), str(size)]
-        code_of = subprocess.run(command, cwd=Path(__file__).parents[2], timeout=120).returncode
-        assert code_of == (-signal.SIGKILL if size < 10_000 else 0)
+    for most in (19, 40, 80, 1_000):
+        arguments = str(tmp_path / "out"), str(asked), most
+        child = PROCESSES.Process(target=spelling_child.run_and_be_killed, args=arguments)
+        child.start()
+        child.join(120)
+        assert child.exitcode == (-signal.SIGKILL if most < 1_000 else 0)
     assert lines(tmp_path / "out") == [text.upper() for text in TEXTS]
     assert len(asked.read_text().splitlines()) == 100 + 3 * 4, "three batches were asked for twice"
 
@@ -740,8 +761,7 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("splits", [False, True])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("name", "splits"), [*((name, False) for name in FORMS), ("a tensor", True), ("dicts", True)])
 def test_results_keep_no_memory_of_what_they_were_cut_from(name: str, splits: bool) -> None:
     form = FORMS[name]
     device = SimulatedOOM(10 if splits else 100)
@@ -761,7 +781,7 @@ def test_results_keep_no_memory_of_what_they_were_cut_from(name: str, splits: bo
             else:
                 assert leaf.untyped_storage().nbytes() == 5 * 4
     whole = form(torch.zeros(1, 5))
-    assert {type(one) for one in found} == {type(list(whole)[0])}
+    assert {type(one) for one in found} == {type(next(iter(whole)))}
 
 
 def leaves(value: Any) -> list[Any]:

@@ -239,7 +239,9 @@ def map_batches_in_order(
         error.add_note(f"To continue, run the same call again. It goes on after the last window in {folder.path}")
         raise
     crc = crc32(json.dumps([settings, done.digest, done.runs, done.checksums]).encode())
-    return IndexedDataset(FromSequence(ResultIndex(folder.path, done.runs, done.checksums, crc), shuffle=False, seed=42))
+    return IndexedDataset(
+        FromSequence(ResultIndex(folder.path, done.runs, done.checksums, crc), shuffle=False, seed=42)
+    )
 
 
 def _policy(policy: Policy | int) -> Policy:
@@ -331,8 +333,11 @@ class _InferenceRun:
 
             report(done, lambda: f"{done:,}{of} samples found")
             try:
-                with closing(batch_results(self.fn, batches, self.on_ray)) as fresh, closing(_kept(fresh, batches, opened)) as all:
-                    yield _in_order(all, advance)
+                with (
+                    closing(batch_results(self.fn, batches, self.on_ray)) as fresh,
+                    closing(_kept(fresh, batches, opened)) as answers,
+                ):
+                    yield _in_order(answers, advance)
             except DataError as error:
                 if not (self.is_text and isinstance(error.__cause__, OverlongError)):
                     raise

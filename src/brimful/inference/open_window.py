@@ -46,9 +46,9 @@ class BatchRecord(NamedTuple):
         """
         if self.numbers != batch.numbers.tolist() or self.digest != _digest(batch):
             raise StateError(
-                f"the results that are there are of other data: a batch of window {batch.window.number:,} had {len(self.numbers):,} "
-                f"samples with the digest {self.digest:08x}, and has {len(batch):,} with {_digest(batch):08x} here; name another "
-                "folder, or go on with those"
+                f"the results that are there are of other data: a batch of window {batch.window.number:,} had "
+                f"{len(self.numbers):,} samples with the digest {self.digest:08x}, and has {len(batch):,} with "
+                f"{_digest(batch):08x} here; name another folder, or go on with those"
             )
 
 
@@ -96,7 +96,12 @@ class OpenWindow:
 
     def _record(self, batch: Batch, results: Sequence[Any]) -> bytes:
         content, _ = self._files.encoded(results, None)
-        about = {"window": self._window, "numbers": batch.numbers.tolist(), "digest": _digest(batch), "bytes": len(content)}
+        about = {
+            "window": self._window,
+            "numbers": batch.numbers.tolist(),
+            "digest": _digest(batch),
+            "bytes": len(content),
+        }
         record = json.dumps(about).encode() + b"\n" + content
         return f"{crc32(record):08x} ".encode() + record
 
@@ -112,7 +117,9 @@ class OpenWindow:
                 record = line[9:] + b"\n" + rest[: about["bytes"]]
                 if f"{crc32(record):08x}".encode() != line[:8] or about["window"] != self._window:
                     break
-                found.append(BatchRecord(about["numbers"], about["digest"], self._files.decoded(rest[: about["bytes"]])))
+                found.append(
+                    BatchRecord(about["numbers"], about["digest"], self._files.decoded(rest[: about["bytes"]]))
+                )
                 whole += 9 + len(record)
         if whole < len(content):
             os.truncate(self._path, whole)

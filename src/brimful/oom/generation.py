@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from brimful.core.errors import counted, function, name_of
 from brimful.oom.exhaustion import GuardedCall, PartRunner
 from brimful.oom.parts import divisible, joined
-from brimful.tensors.structures import with_values
+from brimful.tensors.structures import parts_of, with_parts
 
 
 def oom_safe(fn: Callable[[Any], Any], *, pad_value: float | None = None) -> OomSafe:
@@ -134,17 +134,11 @@ def owning(result: Any) -> Any:
         return result.clone() if plain and result.untyped_storage().nbytes() > result.nbytes else result
     if isinstance(result, np.ndarray):
         return result if result.base is None else result.copy()
-    if isinstance(result, Mapping):
-        made = {name: owning(one) for name, one in result.items()}
-        changed = {name: one for name, one in made.items() if one is not result[name]}
-        return with_values(result, changed) if changed else result
-    several = isinstance(result, tuple) or (type(result) is list and bool(result) and not isinstance(result[0], int | float | str))
-    if not several:
-        return result
-    values = [owning(one) for one in result]
-    if all(one is other for one, other in zip(values, result)):
-        return result
-    return type(result)(*values) if hasattr(result, "_fields") else type(result)(values)
+    if type(result) is list and isinstance(next(iter(result), 0), int | float | str):
+        return result  # of numbers, which may be many
+    parts = parts_of(result)
+    made = [owning(one) for one in parts]
+    return with_parts(result, made) if any(one is not part for one, part in zip(made, parts)) else result
 
 
 def results_of(parts: Sequence[Any], counts: Sequence[int], pad_value: float | None, name: str) -> Any:
