@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Many a test starts Python: our sources are compiled once, and not by each, whatever the machine says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test ray mutants soak isolation docs dist compat lint types format count bench clean
+.PHONY: help demo test ray mutants soak isolation docs dist compat lint types format count gpu bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s%s\n", $$1, $$2 }'
@@ -66,8 +66,11 @@ format: $(VENV)/.dev  ## mend what can be mended by itself
 count: $(VENV)/.dev  ## lines of code by room
 	$(BIN)/python -m tests.house
 
+gpu: $(VENV)/.dev  ## tests and figures of a GPU, in 8 minutes, into build/gpu.json; small sizes on a CPU where there is none
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
+
 bench: $(VENV)/.dev  ## every benchmark, each beside the limit that it runs against
-	@for file in $(filter-out benchmarks/isolation.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/isolation.py benchmarks/gpu.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:  ## remove the environment and the caches
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from brimful.blocks.blocks import visible
-from brimful.core.errors import DataError, OnError, tallied
+from brimful.core.errors import DataError, OnError, count, tallied
 from brimful.sources.format import Format, Position, Wanted
 from tests.shards import Memory
 
@@ -63,6 +63,7 @@ def outcome(
     def read() -> str | None:
         try:
             while (more := reader.read()) is not None:
+                count("skipped", more.num_skipped)
                 rows.extend(visible(more.block).to_pylist() if more.block.num_rows else [])
                 positions.extend(tuple(position) for position in more.positions.tolist())
         except DataError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import brimful as bf
-from brimful.core.errors import DataError, OnError, tallied
+from brimful.core.errors import DataError, OnError, count, tallied
 from brimful.sources.bytes import LocalFile
 from brimful.sources.format import Wanted
 from brimful.sources.formats import FORMATS
@@ -78,6 +78,7 @@ def read(form: str, path: Path, schema: pa.Schema, on_error: OnError) -> int:
     rows = 0
     try:
         while (more := reader.read()) is not None:
+            count("skipped", more.num_skipped)
             assert more.block.num_rows == len(more.positions) or not more.block.num_rows
             rows += more.block.num_rows
             assert rows < MOST, "it does not end"

@@ -246,9 +246,12 @@ class Batching:
         return length
 
     def width(self, rows: Sequence[Row]) -> int:
-        """What these are padded to; of a sample that fits nowhere, and is alone, its own length."""
-        length = max(len(row["input_ids"]) for row in rows)
-        return self.rounded(length) if self.places(length) else length
+        """What these are padded to, also where one fits nowhere, and is alone."""
+        return self.rounded(max(len(row["input_ids"]) for row in rows))
+
+    def alone(self, length: int) -> bool:
+        """Whether a sample that fits nowhere may have a batch of its own: not where no bucket holds it."""
+        return self.overlong == "alone" and not (self.buckets and length > max(self.buckets))
 
     @property
     def by_arrival(self) -> bool:
@@ -291,9 +294,9 @@ def cut(rows: Iterable[Row], said: Batching) -> list[Row]:
     pieces = []
     for row in map(visible, rows) if said.kind == "pack" else rows:
         length = len(row["input_ids"])
-        if said.places(length) or said.overlong == "alone":
+        if said.places(length) or said.alone(length):
             pieces.append(row)
-        elif said.overlong == "raise":
+        elif said.overlong in ("raise", "alone"):
             raise TooLongError
         elif said.overlong == "truncate":
             pieces.append(cut_of(row, 0, said.longest()))
@@ -403,9 +406,8 @@ def padded(rows: Sequence[Row], said: Batching, lists: Sequence[str], width: int
 
 
 def static(rows: Sequence[Row], said: Batching, lists: Sequence[str]) -> dict[str, Any]:
-    """A padded batch that copies of its first row fill up, which weigh nothing and have no labels; a sample that is longer
-    than every bucket stays alone."""
-    full = said.size // said.share // said.width(rows) if said.places(len(rows[0]["input_ids"])) else 1
+    """A padded batch that copies of its first row fill up, which weigh nothing and have no labels."""
+    full = said.size // said.share // said.width(rows)
     missing = max(0, full - len(rows))
     batch = padded([*rows, *[without_labels(rows[0])] * missing], said, lists)
     return batch | {"sample_weights": [1.0] * len(rows) + [0.0] * missing}

@@ -177,8 +177,31 @@ def interrupted(folder: Path, victim: str) -> Any:
             interrupts += 1
 
 
+def refuses(folder: Path, how: str) -> Any:
+    """Rank 1 gets a state that it refuses, and ends; what the other one says, which would wait for ten minutes."""
+    if how == "load_state_dict":  # of other verbs
+        state = [data(folder), data(folder).take(9)][dist.get_rank()].shard().loader()
+        next(iter(state))
+    else:
+        state = data(folder).shard().iter()
+        next(state)
+    states: list[Any] = [None, None]
+    dist.all_gather_object(states, state.state_dict())
+    made = data(folder).shard(timeout_seconds=600)
+    try:
+        if how == "load_state_dict":
+            loader = made.loader()
+            loader.load_state_dict(states[dist.get_rank()])
+            next(iter(loader))
+        else:
+            next(made.iter(states[0]))
+    except (bf.StateError, bf.RankError) as error:
+        return [type(error).__name__, str(error)]
+    return "no error"
+
+
 JOBS: dict[str, Callable[..., Any]] = {
-    job.__name__: job for job in (validate, killed, ends, stuck, save, load, interrupted)
+    job.__name__: job for job in (validate, killed, ends, stuck, save, load, interrupted, refuses)
 }
 
 

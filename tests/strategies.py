@@ -49,7 +49,7 @@ from brimful.core.ahead import Ahead
 from brimful.core.errors import ORIGIN, origins
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.repeat import Repeat
-from brimful.core.stage import END, Stage, State
+from brimful.core.stage import END, Stage, State, running
 from brimful.encoding.encoders import chat_encoder_for, encoder_for
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
@@ -563,12 +563,10 @@ def beside_other_ids(upstream: Any, size: int, seed: int) -> Stage[Any]:
 
 PEAKS: Final = MemoryModel.fit([(1, 1), (1, 8), (4, 1), (4, 8)], [11, 18, 14, 42])
 """Ten bytes, and one a slot."""
-policies: SearchStrategy[Policy] = st.one_of(
+without_buckets: SearchStrategy[Policy] = st.one_of(
     st.builds(FixedSize, few, sort=st.booleans()),
     st.builds(TokenBudget, st.integers(4, 20), pad_to_multiple_of=st.integers(1, 4)),
-    st.just(TokenBudget(16, buckets=(2, 8))),
     st.just(CostBudget(lambda batch, length: batch * length**2, 64)),
-    st.just(StaticShapes((2, 8), 16)),
     st.builds(
         MemoryBudget,
         st.just(PEAKS),
@@ -576,6 +574,7 @@ policies: SearchStrategy[Policy] = st.one_of(
         order=st.sampled_from(["longest_first", "hardest_first"]),
     ),
 )
+policies = without_buckets | st.sampled_from([TokenBudget(16, buckets=(2, 8)), StaticShapes((2, 8), 16)])
 balance_costs = st.sampled_from([None, AttentionCost(quadratic=1 / 4)])
 planners = st.one_of(
     st.builds(
@@ -585,7 +584,8 @@ planners = st.one_of(
         st.sampled_from(["truncate", "drop", "split"]),
         st.booleans(),
     ),
-    st.builds(ByPolicy, policies, st.sampled_from(["truncate", "drop", "alone"])),
+    st.builds(ByPolicy, policies, st.sampled_from(["truncate", "drop"])),
+    st.builds(ByPolicy, without_buckets, st.just("alone")),
     st.builds(ByKey, st.sampled_from([1, 3, by_length]), st.just(length), st.sampled_from([None, first_letter])),
     st.builds(ByKey, st.just(none_of_long), st.just(length), st.none(), st.sampled_from(["drop", "alone"])),
 )
@@ -656,7 +656,7 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     ),
     Choose: on(Choose, choice=choices),
     Chunk: on(of_tokens(Chunk), chunk_length=few, target_columns=targets, drop_remainder=st.booleans()),
-    ConcatChunk: on(of_tokens(ConcatChunk), target_columns=targets, chunk_length=few),
+    ConcatChunk: on(of_tokens(ConcatChunk), target_columns=targets, chunk_length=few, drop_remainder=st.booleans()),
     Enumerate: on(Enumerate, count_column="step"),
     EnsureBosEos: on(
         EnsureBosEos,
@@ -712,7 +712,7 @@ SEVERAL: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several stre
 INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data to indexed data
     IndexChoose: on(IndexChoose, choice=choices),
     IndexChooseSource: on(IndexChooseSource, choice=choices),
-    IndexRepeat: on(IndexRepeat),
+    IndexRepeat: st.just(lambda upstream: IndexRepeat(upstream) if upstream.count else upstream),
     IndexFilter: st.one_of(
         on(IndexFilter, fn=st.sampled_from([is_odd, never]), parallel=threads),
         on(IndexFilter, fn=refuses_some, on_error="skip"),
@@ -788,7 +788,7 @@ ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to an
     Bucketed: on(Bucketed, to_buckets=st.just(ToBuckets())),
     MapItems: on(MapItems, fn=tagged),
     OnDevice: on(OnDevice, device=st.just(torch.device("cpu")), prefetch=st.integers(0, 2)),
-    Repeat: on(Repeat),
+    Repeat: st.just(lambda upstream: Repeat(upstream) if gives(upstream) else upstream),
     TakeItems: on(TakeItems, n=count),
 }
 LOADERS: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {  # batches, of whatever makes them
@@ -826,6 +826,15 @@ def name(cls: type[Stage[Any]]) -> str:
 
 
 # -- chains --------------------------------------------------------------------------------------------------------------
+
+
+def gives(stage: Stage[Any]) -> bool:
+    """Whether an epoch of a stage has a row: to repeat none is an error."""
+    for epoch in range(2):
+        with running(stage, stage.start(epoch)) as items:
+            if any(getattr(item, "num_rows", 1) for item, _ in items):
+                return True
+    return False
 
 
 def chain(make: Make, *links: Link) -> Make:

@@ -247,7 +247,6 @@ def test_everything_that_is_not_required_is_keyword_only() -> None:
             ]
             assert not loose or (function.__name__, loose) in (
                 ("cache", ["path"]),
-                ("to_hf", ["path"]),
                 ("lengths", ["column"]),
                 ("peek", ["n"]),
             )

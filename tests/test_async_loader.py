@@ -218,6 +218,143 @@ def test_a_state_of_a_stateful_data_loader_counts_what_was_handed_out(num_worker
         assert [batch.tolist() for batch in own] == expected
 
 
+class Positioned(torch.utils.data.IterableDataset[Any]):
+    """It stands at a position, goes on from there in any loop, and begins anew after its end."""
+
+    def __init__(self, size: int = 12) -> None:
+        self.size, self.at = size, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.size:
+            self.at += 1
+            yield torch.tensor([self.at])
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": torch.tensor(self.at), "size": [self.size, np.arange(2)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = int(state["at"])
+
+
+class Drawn(Positioned):
+    """It draws where it begins, and begins anew in each loop, unless it was sent to a place."""
+
+    drawn = 0
+    sent = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.sent:
+            self.drawn, self.at = self.drawn + 1, 0
+        self.sent = False
+        return self._rest()
+
+    def _rest(self) -> Iterator[Any]:
+        while self.at < self.size:
+            self.at += 1
+            yield torch.tensor([100 * self.drawn + self.at])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.drawn, self.sent = state["at"], state["drawn"], True
+
+
+class Stateless(torch.utils.data.IterableDataset[Any]):
+    """A stream without a state: to go on in it is to read all of it again."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(12):
+            self.read += 1
+            yield torch.tensor([number])
+
+
+FOREIGN: dict[str, Callable[[], Any]] = {
+    "positioned": Positioned,
+    "drawn": Drawn,
+    "of rows": lambda: StatefulDataLoader(list(range(12)), batch_size=1, shuffle=False),  # type: ignore[arg-type]
+    "of what is positioned": lambda: StatefulDataLoader(Positioned(), batch_size=2),
+    "of a stream": lambda: StatefulDataLoader(Stateless(), batch_size=2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # by torchdata
+@pytest.mark.parametrize("kind", FOREIGN)
+@given(st.lists(st.integers(1, 13), min_size=1, max_size=4), st.integers(0, 4))
+@examples(12)
+def test_a_loader_that_is_not_ours_goes_on_as_if_nothing_had_been_read_ahead(
+    kind: str, lengths: list[int], prefetch: int
+) -> None:
+    plain, ahead = FOREIGN[kind](), bf.AsyncLoader(FOREIGN[kind](), "cpu", prefetch=prefetch)
+    for length in [*lengths, 12]:
+        expected = [batch.tolist() for batch in islice(plain, length)]
+        loop = iter(ahead)
+        assert [batch.tolist() for batch in islice(loop, length)] == expected
+        if length % 2:
+            time.sleep(0.01)  # so that more is ahead, all perhaps
+        loop.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_shuffled_loader_begins_an_epoch_anew_where_it_does_by_itself() -> None:
+    ahead = bf.AsyncLoader(StatefulDataLoader(list(range(12)), batch_size=1, shuffle=True), "cpu")  # type: ignore[arg-type]
+    assert len({batch.item() for batch in islice(ahead, 3)}) == 3
+    assert sorted(batch.item() for batch in ahead) == list(range(12))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_stream_without_a_state_that_begins_anew_is_not_read_again() -> None:
+    stream = Stateless()
+    ahead = bf.AsyncLoader(StatefulDataLoader(stream, batch_size=1), "cpu", prefetch=1)
+    for _ in islice(ahead, 8):
+        pass
+    read = stream.read
+    assert next(iter(ahead)).item() == 0
+    assert stream.read <= read + 3
+
+
+class Adapted:
+    """It has the methods of a loader with a state, around what has none."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Tells(Positioned):
+    """It says where it stands and cannot be sent there."""
+
+    load_state_dict = property()  # type: ignore[assignment]
+
+
+def test_a_loader_that_cannot_go_back_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    ahead = bf.AsyncLoader(Adapted(), "cpu")
+    assert (list(islice(ahead, 2)), list(ahead)) == ([0, 1], [0, 1, 2, 3, 4])
+    ahead = bf.AsyncLoader(Tells(), "cpu")
+    assert [batch.item() for batch in islice(ahead, 2)] == [1, 2]
+    assert next(iter(ahead)).item() > 2
+    ahead = bf.AsyncLoader(iter(range(5)), "cpu", prefetch=0)
+    assert (list(islice(ahead, 2)), list(ahead)) == ([0, 1], [2, 3, 4])
+    assert not caplog.records
+
+
+def test_an_iterator_that_loses_what_was_read_ahead_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    ahead = bf.AsyncLoader(iter(range(20)), "cpu")
+    assert list(islice(ahead, 3)) == [0, 1, 2]
+    assert not caplog.records
+    assert next(iter(ahead)) > 3
+    assert "goes on with an iterator, a range_iterator, whose last loop was left: batches that were read" in caplog.text
+
+
 def test_a_loader_without_a_state_says_so() -> None:
     ahead = bf.AsyncLoader([1], "cpu")
     message = (
@@ -597,6 +734,17 @@ def test_a_value_that_a_type_does_not_hold_is_refused(dtype: str, value: float) 
 def test_a_value_is_rounded_as_its_type_rounds(dtype: str, value: float) -> None:
     batch = {"input_ids": torch.ones(1, 3).to(getattr(torch, dtype))}
     assert padded(batch, buckets=[4], pad_value_dict={"input_ids": value})["input_ids"].shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("labels", -100), ("shift_labels", -100), ("chosen_labels", -100), ("token_type_ids", 0)]
+)
+def test_what_to_pad_with_is_never_trained_on(name: str, value: int) -> None:
+    batch = {"input_ids": torch.ones(2, 3), name: torch.ones(2, 3)}
+    message = rf"name one, pad_value_dict={{'input_ids': 0, '{name}': {value}}}, or None to leave it as it is$"
+    with pytest.raises(bf.DataError, match=message):
+        padded(batch, buckets=[4], pad_value_dict={"input_ids": 0})
+    assert padded(batch, buckets=[4], pad_value_dict={"input_ids": 0, name: value})[name][0, -1] == value
 
 
 def test_positions_that_all_rows_share_go_along() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import linecache
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from random import Random
@@ -206,6 +208,91 @@ def test_signals_at_random_moments_lose_no_item_no_state_and_no_thread(make: Any
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     nothing_is_left()
+
+
+def slowly(row: Any) -> Any:
+    time.sleep(0.02)
+    return row
+
+
+SLOW: dict[str, Callable[[], bf.Dataset | bf.Batches]] = {
+    "threads": lambda: bf.from_sequence(ROWS).map(slowly, max_workers=2),
+    "threads below a window": lambda: bf.from_files(URLS).map(slowly, max_workers=2).shuffle(6).batch(2).prefetch(2),
+    "nobody else": lambda: bf.from_sequence(ROWS).map(slowly).shuffle(6),
+}
+
+
+@unclosed
+@unheard
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals at any microsecond")
+@pytest.mark.parametrize("make", [*PIPELINES.values(), *SLOW.values()], ids=[*PIPELINES, *SLOW])
+def test_a_second_ctrl_c_while_the_first_still_closes_leaves_nothing_half_done(make: Any) -> None:
+    expected = list(make().iter())
+    moments, came, gap = Random(3), 0, 0.0
+
+    def alarmed_twice(number: int, frame: FrameType | None) -> None:
+        nonlocal gap, came
+        while frame is not None and frame.f_code is not NEXT:
+            frame = frame.f_back
+        if frame is None:  # between two items
+            signal.setitimer(signal.ITIMER_REAL, 1e-4)
+            return
+        came += 1
+        again, gap = gap, 0.0
+        signal.setitimer(signal.ITIMER_REAL, again)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, alarmed_twice)
+    try:
+        while came < 2 * MOMENTS:
+            it, found = make().iter(), []
+            gap = moments.choice([2e-4, 2e-3, 2e-2]) * moments.random()
+            signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 0.2 if make in SLOW.values() else 2e-2))
+            for _ in range(3):
+                with suppress(KeyboardInterrupt):
+                    found.extend(it)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert (difference := first_difference(found, expected)) is None, difference
+            it.close()
+            assert threads_left() == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    nothing_is_left()
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_two_ctrl_c_of_a_terminal_end_in_keyboard_interrupts_and_the_items_after_them(kind: str) -> None:
+    """The second falls into the waiting for a function that takes longer than it took to come."""
+    found = subprocess.run([sys.executable, "-c", TWICE, kind], capture_output=True, text=True, timeout=120, check=True)
+    first, *others = found.stdout.split()
+    assert first == "KeyboardInterrupt"
+    assert [int(word) for word in others if word != first] == list(range(12))
+
+
+TWICE = """
+import os, signal, sys, threading, time
+import brimful as bf
+
+def slow(row):
+    time.sleep(0.8)
+    return row
+
+def twice():
+    time.sleep(0.4)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+
+it = bf.from_sequence([{"x": number} for number in range(12)]).map(slow, max_workers=12, executor_type=sys.argv[1]).iter()
+threading.Thread(target=twice).start()
+while not it.over:
+    try:
+        for row in it:
+            print(row["x"])
+    except KeyboardInterrupt as error:
+        print(type(error).__name__)
+"""
 
 
 def test_an_error_of_waiting_that_a_ctrl_c_makes_is_the_ctrl_c() -> None:

@@ -117,6 +117,7 @@ def test_law_of_random_chains(make: draw.Make, epochs: tuple[int, ...], rows: in
 @examples(20)
 def test_law_of_data_sets(make: draw.Make, repeat: bool, rows: int, size: int) -> None:
     with draw.small(rows, size):
+        repeat = repeat and draw.gives(make())
         assert_exact_resume(lambda: dataset_of(make(), repeat), epochs=(), max_items=25, max_resumes=5)
 
 
@@ -131,6 +132,7 @@ def test_law_of_batches(make: draw.Make, data: st.DataObject, rows: int, size: i
         return made.to_device("cpu", prefetch=ahead - 1, pad_on_device=True).enumerate().take(30) if ahead else made
 
     with draw.small(rows, size):
+        repeat = repeat and draw.gives(make())
         assert_exact_resume(batches, epochs=(), max_items=20, max_resumes=4)
 
 
@@ -146,7 +148,7 @@ def test_law_of_columns_that_are_cut_together(cls: type[Stage[Any]], data: st.Da
 
 EXTRA: dict[type[Stage[Any]], dict[str, Any]] = {
     Chunk: {"drop_remainder": st.booleans()},
-    ConcatChunk: {},
+    ConcatChunk: {"drop_remainder": st.booleans()},
     PackChunk: {"discard_long_samples": st.booleans()},
 }
 
@@ -248,8 +250,10 @@ def test_held_rows_come_out_where_upstream_ends_without_saying_so() -> None:
     assert_exact_resume(make)
 
 
-def test_an_empty_epoch_is_empty_also_where_it_is_resumed() -> None:
-    assert_exact_resume(lambda: Repeat(draw.Blocks((), (0, 0))))
+def test_an_empty_epoch_is_passed_over_also_where_it_is_resumed() -> None:
+    assert_exact_resume(
+        lambda: Repeat(Filter(draw.Blocks((1, 2, 0), (2, 0)), draw.in_even_epochs, False)), epochs=(0, 1)
+    )
     assert_exact_resume(lambda: dataset_of(draw.Blocks((2, 3), (0, 1, 0))).filter(draw.never).take(5))
 
 
@@ -289,11 +293,25 @@ def test_state_stays_small_over_a_thousand_shards_and_a_wide_shuffle() -> None:
 
 def test_a_data_set_that_interleaving_left_out_stays_left_out() -> None:
     def make() -> Stage[Any]:
-        seldom = Filter(draw.Blocks((1, 2, 0)), draw.in_even_epochs, False)
-        return Interleave((draw.Blocks((1,) * 6), seldom), (1.0, 1.0), "all_repeat")
+        return Interleave((draw.Blocks((1,) * 9), draw.Blocks((1, 2))), (1.0, 1.0), "all")
+
+    with draw.small(4):
+        assert_exact_resume(make)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (7.0, 1.0), (1.0, 7.0)])
+@pytest.mark.parametrize("column", [None, "input_ids"])
+def test_a_data_set_with_empty_epochs_passes_its_turns_on(weights: tuple[float, float], column: str | None) -> None:
+    def make(sizes: tuple[int, ...] = ()) -> Stage[Any]:
+        seldom = Filter(draw.Blocks((5, 6)), draw.in_even_epochs, False)
+        return Interleave((draw.Blocks((1, 3) * 40, sizes), seldom), weights, "all_repeat", column)
 
     with draw.small(1):
-        assert_exact_resume(make)
+        assert_exact_resume(make, epochs=(0, 1), max_items=80, max_resumes=20)
+    given = content(make, 0)
+    epochs = {row["id"] // 1000 for row in given if len(row["input_ids"]) > 4}
+    assert {0, 2, 4} <= epochs, "it comes back"
+    assert given == content(partial(make, (3,) * 8), 0)
 
 
 def test_an_automatic_window_is_judged_by_the_same_rows_however_they_are_cut() -> None:

@@ -25,7 +25,7 @@ SHARED = {  # what the stages of a room are made of; a stage does not import ano
     "index": {
         "index", "indexed", "joined", "order", "sequence", "view",
     },
-    "integrations": {"adapter", "checkpoint", "data", "guard", "loss"},  # of one trainer
+    "integrations": {"adapter", "checkpoint", "copies", "data", "guard", "loss"},  # of one trainer
 }  # fmt: skip
 TORCH = {
     "async_loader",

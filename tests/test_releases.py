@@ -1,4 +1,7 @@
-"""What each release left behind still opens, and goes on with the same items. See tests/releases/chains.py."""
+"""What each release left behind still opens, and goes on with the same items. See tests/releases/chains.py.
+
+So does what the next release would leave behind now. States of 1.0.0rc1 are gone: their version is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,19 @@ import brimful as bf
 from tests.releases import chains
 
 RELEASES: Final = sorted(path for path in chains.HERE.iterdir() if (path / "states.json").exists())
-SAVED: Final = {release: json.loads((release / "states.json").read_text("utf-8")) for release in RELEASES}
-CASES: Final = [(release, name) for release in RELEASES for name in SAVED[release] if name in chains.CHAINS]
+SAVED: Final = {release.name: json.loads((release / "states.json").read_text("utf-8")) for release in RELEASES}
+NOW: Final = "now"
+STATES_OF: Final = [*(of for of in SAVED if of != "1.0.0rc1"), NOW]
+CASES: Final = [(of, name) for of in STATES_OF for name in SAVED.get(of, chains.CHAINS) if name in chains.CHAINS]
 LOADERS: Final[dict[str, Any]] = {"Loader": chains.loader, "BatchSampler": chains.sampler}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `python -m tests.releases` would write now."""
+    folder = tmp_path_factory.mktemp("releases") / NOW
+    chains.write(folder)
+    return folder
 
 
 @pytest.fixture(params=RELEASES, ids=lambda release: release.name)
@@ -26,13 +39,18 @@ def release(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return Path(shutil.copytree(request.param, tmp_path / request.param.name))
 
 
-def saved(release: Path, name: str) -> Any:
-    return SAVED[chains.HERE / release.name][name]
+def left_by(of: str, name: str, written: Path) -> Any:
+    saved = json.loads((written / "states.json").read_text("utf-8")) if of == NOW else SAVED[of]
+    return saved[name]
+
+
+def moved(of: str, written: Path, to: Path) -> Path:
+    """A copy of the folder of a release, or of the one that is written now, elsewhere."""
+    return Path(shutil.copytree(written if of == NOW else chains.HERE / of, to / "moved"))
 
 
 def test_this_release_left_something_behind() -> None:
-    assert chains.HERE / bf.__version__ in RELEASES
-    assert SAVED[chains.HERE / bf.__version__].keys() == {*chains.CHAINS, *LOADERS, "oom_guard"}
+    assert bf.__version__ in SAVED
 
 
 def test_this_release_stands_in_the_changelog_and_the_citation() -> None:
@@ -41,19 +59,19 @@ def test_this_release_stands_in_the_changelog_and_the_citation() -> None:
     assert f"\nversion: {bf.__version__}\n" in (root / "CITATION.cff").read_text("utf-8")
 
 
-@pytest.mark.parametrize(("of", "name"), CASES, ids=lambda one: one.name if isinstance(one, Path) else one)
-def test_a_state_goes_on_where_it_stood(of: Path, name: str, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(of, tmp_path / "moved"))
-    made, left = chains.CHAINS[name](folder), SAVED[of][name]
+@pytest.mark.parametrize(("of", "name"), CASES)
+def test_a_state_goes_on_where_it_stood(of: str, name: str, written: Path, tmp_path: Path) -> None:
+    made, left = chains.CHAINS[name](moved(of, written, tmp_path)), left_by(of, name, written)
     assert chains.items(made.iter(), chains.BEFORE) == left["before"]
     assert chains.items(made.iter(left["state"]), chains.AFTER) == left["after"]
 
 
+@pytest.mark.parametrize("of", STATES_OF)
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_loader_goes_on_where_it_stood(release: Path, name: str) -> None:
-    made = LOADERS[name]()
-    made.load_state_dict(saved(release, name)["state"])
-    assert chains.items(iter(made), chains.AFTER) == saved(release, name)["after"]
+def test_a_loader_goes_on_where_it_stood(of: str, name: str, written: Path) -> None:
+    made, left = LOADERS[name](), left_by(of, name, written)
+    made.load_state_dict(left["state"])
+    assert chains.items(iter(made), chains.AFTER) == left["after"]
 
 
 def test_a_store_opens_with_what_it_held(release: Path) -> None:
@@ -66,18 +84,34 @@ def test_a_store_opens_with_what_it_held(release: Path) -> None:
         assert sample["labels"].tolist() == [-100, *kept["input_ids"][1:]]
 
 
+def test_shards_and_a_tokenizer_open(release: Path) -> None:
+    files = {kind: sorted(row["id"] for row in chains.files(release, kind)) for kind in chains.EXTENSIONS}
+    assert files == {kind: [*range(40)] for kind in chains.EXTENSIONS}
+    assert [row["id"] for row in chains.chat(release)] == [*range(8)]
+
+
 def test_a_guard_remembers_its_limits(release: Path) -> None:
     guard = chains.guard()
-    guard.load_state_dict(saved(release, "oom_guard")["state"])
+    guard.load_state_dict(SAVED[release.name]["oom_guard"]["state"])
     guard({"input_ids": torch.ones(16, 16)})
     assert (guard.stats.ooms, guard.stats.split) == (0, 1)
 
 
-def test_results_go_on_after_the_windows_that_are_written(release: Path) -> None:
+@pytest.mark.parametrize("of", STATES_OF)
+def test_results_go_on_after_the_windows_that_are_written(of: str, written: Path, tmp_path: Path) -> None:
+    folder = moved(of, written, tmp_path) / "results"
     with pytest.raises(chains.InterruptedRunError):
-        chains.results(release / "results", limit=8)  # 14 are left
+        chains.results(folder, limit=8)  # 14 are left
     counts = chains.counts({"text": chains.TEXTS})
-    assert chains.results(release / "results", limit=16) == counts
+    assert chains.results(folder, limit=16) == counts
+
+
+def test_results_whose_state_is_older_are_refused_and_can_be_read(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(chains.HERE / "1.0.0rc1" / "results", tmp_path / "results"))
+    with pytest.raises(bf.StateError, match="has version"):
+        chains.results(folder)
+    lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text("utf-8").splitlines()]
+    assert [*map(json.loads, lines)] == chains.counts({"text": chains.TEXTS[:16]})
 
 
 def test_a_memory_model_predicts_what_it_did(release: Path) -> None:
@@ -86,7 +120,7 @@ def test_a_memory_model_predicts_what_it_did(release: Path) -> None:
     assert model.predict(8, 128) > model.predict(4, 128)
 
 
-def test_no_sample_is_lost_between_before_and_after() -> None:
-    for left in SAVED.values():
-        numbers = [sample["id"] for sample in islice(left["map"]["before"] + left["map"]["after"], 6)]
-        assert numbers == [*range(6)]
+def test_no_sample_is_lost_between_before_and_after(written: Path) -> None:
+    left = left_by(NOW, "map", written)
+    numbers = [sample["id"] for sample in islice(left["before"] + left["after"], 6)]
+    assert numbers == [*range(6)]

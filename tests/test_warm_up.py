@@ -273,6 +273,31 @@ def test_a_collate_fn_that_keeps_to_the_shapes_is_run_on_samples_of_each(kind: s
     assert_compiled_once_a_shape(batches.map(dict).to_device("cpu", static_buffers=True), 4)
 
 
+@pytest.mark.parametrize("ranks", [None, (0, 1), (1, 2)])
+def test_no_more_than_a_window_of_a_stream_is_read(ranks: Any) -> None:
+    read = 0
+
+    class Rows:
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            nonlocal read
+            for sample in samples(1_000) * 40:
+                read += 1
+                yield sample
+
+    batches = bf.from_iterable(Rows()).batch(bf.StaticShapes(BUCKETS, 1_000), window=1_000, collate_fn=to_bucket)
+    alone = batches if ranks is None else batches.shard(*ranks)
+    assert len(bf.warm_up(lambda batch: None, alone)) == 4
+    assert 0 < read < 10_000
+
+
+@pytest.mark.parametrize("source", [bf.from_sequence, bf.from_iterable])
+def test_warming_up_for_data_without_an_end_comes_to_its_end(source: Any) -> None:
+    mixed = bf.interleave_datasets([source(samples(), repeat=True), source(samples(), repeat=True)])
+    batches = mixed.batch(bf.StaticShapes(BUCKETS, 1_000), window=300, collate_fn=to_bucket)
+    for some in (batches, batches.shard(0, 1), batches.shard(0, 1).take(9)):
+        assert len(bf.warm_up(lambda batch: None, some)) == 4
+
+
 def test_a_collate_fn_that_makes_several_shapes_of_one_is_refused() -> None:
     batches = bf.from_sequence(samples(), shuffle=True).batch(bf.StaticShapes([100], 400), collate_fn=to_longest)
     steps: list[Any] = []

@@ -146,6 +146,8 @@ def __getattr__(name: str) -> Any:
             (one for one in sorted(_MODULES) if public and name in import_module(_MODULE_OF[one]).__all__), None
         )
         remedy = f"; say bf.{owner}.{name}" if owner else ""
+        if name == "CheckpointableDataset":  # epochraft's
+            remedy = "; call bf.from_files, bf.from_sequence or bf.from_iterable"
         raise AttributeError(f"module 'brimful' has no attribute {name!r}{remedy}")
     module = import_module(_MODULE_OF.get(name, "brimful.plan"))
     value = globals()[name] = module if name in _MODULES else getattr(module, name)

@@ -7,14 +7,15 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
+import numpy as np
 import torch
 
 from brimful.core.above import GUARD
 from brimful.core.ahead import HANDED_ON
 from brimful.core.consumed import Consumed, Snapshot, snapshot_of
-from brimful.core.errors import by_name, one_of, truth
+from brimful.core.errors import by_name, logger, one_of, truth
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stage import Stage, State, runtime
 from brimful.core.stats import Stats
@@ -34,8 +35,10 @@ class AsyncLoader:
     have any structure. Tensors in dicts, lists, tuples and dataclasses move, and all other values stay as they are. The
     loader's own batches are never changed. Each padding is logged at debug level (BRIMFUL_LOG_LEVEL=debug shows it).
 
-    Each loop takes a new iterator of the loader. The thread ends with the loop, also after an error. `len` and all
-    attributes that are not named here (`dataset`, `set_epoch`) are those of the loader.
+    Each loop takes a new iterator of the loader. The thread ends with the loop, also after an error. If a loop is left,
+    batches that were read ahead are given back. The next loop goes on, or begins anew, as it would over the loader
+    itself. (A loader of another library needs `load_state_dict` for that.) `len` and all attributes that are not named
+    here (`dataset`, `set_epoch`) are those of the loader.
 
     Args:
         loader: any iterable of batches: a DataLoader, `Batches.loader()`, a list.
@@ -55,9 +58,10 @@ class AsyncLoader:
             buckets, as far apart as the last two. "truncate" cuts the batch to the last bucket, on the side of the
             padding, and counts it.
         static_buffers: use the same device tensors for every batch of a shape, as CUDA graphs need them. A batch is
-            valid until you take the next one.
+            valid until you take the next one: use it before, and copy what you keep.
     Raises:
         ValueError: both buckets and max_length are given, a bucket is below 1, or `pad_side` or `overflow` is unknown.
+            (from `next`) With static_buffers: the loop holds a batch while the next one is made, as Accelerate does.
         DataError: (from `next`) a batch is longer than every bucket, or a tensor to pad has no value. The error has
             both numbers.
         TypeError: (from `next`) there are buckets, and a batch is not a dict; (`len`, `state_dict`) the loader has no
@@ -65,7 +69,8 @@ class AsyncLoader:
     State: the loader's own state after the last batch that was handed out. Batches read ahead do not change it. The
         loader can resume from a state of the AsyncLoader, and the other way round.
     Price: on the host, one copy of each batch into pinned memory and one for its padding. On the device, `prefetch` + 2
-        batches. brimful calls the `state_dict` of a foreign loader once a batch.
+        batches. brimful calls the `state_dict` of a foreign loader once a batch, and its `load_state_dict` after a loop
+        that was left.
     Example:
         >>> texts = [{"input_ids": torch.tensor([[7, 8, 9]])}, {"input_ids": torch.tensor([[5]])}]
         >>> [batch["input_ids"].tolist() for batch in AsyncLoader(texts, "cpu", buckets=[2, 4])]
@@ -119,6 +124,7 @@ class AsyncLoader:
         self._running: ResumableIterator[Any] | None = None  # also one that was left
         self._last: ResumableIterator[Any] | None = None
         self._consumed = Consumed()
+        self._left: Left | None = None
 
     _ending = staticmethod(sys.is_finalizing)
     """Whether the interpreter ends, asked when modules may be empty: then nobody goes on."""
@@ -129,9 +135,12 @@ class AsyncLoader:
     def _loop(self) -> Generator[Any, None, None]:
         if isinstance(self.loader, Loader | AsyncLoader):
             GUARD.loop_here().check_loader(self, followed=self._consumed.followed)
+        if self._stage.static_buffers:
+            GUARD.loop_here().check_buffers()
         if (place := self._consumed.left_at) is not None:
             self._go_back(place)
-        self._running = self._last = running = ResumableIterator(self._stage, None, ())
+        loaded = self._loaded if self._loaded.passes_on else replace(self._loaded, begun=self._begin(), ended=[])
+        self._running = self._last = running = ResumableIterator(self._around(loaded), None, ())
         start = _snapshot_at(running.position)()
         loop = self._consumed.begin(start)
         try:
@@ -147,10 +156,36 @@ class AsyncLoader:
                 self._consumed.end(loop, self._now)
         finally:
             self._consumed.leave(loop)
-            if self._running is running and hasattr(self.loader, "leave_at") and not self._ending():
-                state = self.state_dict()
-                self._running = None
-                self.loader.leave_at(state)
+            if self._running is running and not self._ending():
+                if hasattr(self.loader, "leave_at"):
+                    state = self.state_dict()
+                    self._running = None
+                    self.loader.leave_at(state)
+                elif self._stage.prefetch:
+                    self._left = Left(start, _snapshot_at(loaded.start(0))(), self._now()(), bool(loaded.ended))
+
+    def _begin(self) -> Iterator[Any]:
+        """The batches of a loader that is not ours, as they are after those that were handed out: what a loop that was left had
+        read ahead is given back, and then the loader goes on, or begins anew, as it does by itself."""
+        batches = iter(self.loader)
+        left, self._left = self._left, None
+        if left is None or _same(left.stands, left.used):
+            return batches
+        if isinstance(left.used, int) or not hasattr(self.loader, "load_state_dict"):
+            if batches is self.loader:
+                logger.warning(
+                    "AsyncLoader goes on with an iterator, a %s, whose last loop was left: batches that were read ahead are "
+                    "lost. Give it a loader that begins anew, or one with state_dict and load_state_dict",
+                    type(self.loader).__name__,
+                )
+        elif left.ended or not _same(_snapshot_at(self._loaded.start(0))(), left.began):
+            self.loader.load_state_dict(left.used)
+            iter(self.loader)  # has gone back by now
+            batches = iter(self.loader)
+        return batches
+
+    def _around(self, loaded: Loaded) -> OnDevice:
+        return self._stage.over(self._stage.below[0].over(loaded))
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # a TypeError that names it where it has none
@@ -175,11 +210,10 @@ class AsyncLoader:
         if ahead and isinstance(loader, Loader):
             loader = loader.at(self.state_dict())  # which may have been read ahead
         loaded = replace(self._loaded, loader=loader)
-        around = self._stage.over(self._stage.below[0].over(loaded))
         return vars(self) | {
             "loader": loader,
             "_loaded": loaded,
-            "_stage": around,
+            "_stage": self._around(loaded),
             "_running": None,
             "_last": None,
             "_consumed": Consumed(),
@@ -287,7 +321,7 @@ class AsyncLoader:
 
     def _stop(self) -> None:
         """Ends the loop that runs, which is sent elsewhere."""
-        running, self._running = self._running, None
+        running, self._running, self._left = self._running, None, None
         if running is not None:
             running.close()
 
@@ -298,11 +332,22 @@ class AsyncLoader:
         )
 
 
+class Left(NamedTuple):
+    """A loop that was left: where the loader began it, stands since, and would stand had nothing been read ahead; whether it was
+    read to its end."""
+
+    began: State
+    stands: State
+    used: State
+    ended: bool
+
+
 @dataclass(frozen=True)
 class Loaded(Stage[Any]):
     """The batches of a loader from where it stands.
 
-    `passes_on`: the loader is one of ours, which hands on what the consumer's thread is to make.
+    `passes_on`: the loader is one of ours, which hands on what the consumer's thread is to make. `begun`: its iterator, where
+    there is one already. `ended`: gets an entry at its end.
 
     State: a snapshot of the loader's own, where it has one: then it is sent to a place by its own `load_state_dict` before. Else
     the number of batches that it gave; so many are passed over.
@@ -310,6 +355,12 @@ class Loaded(Stage[Any]):
 
     loader: Iterable[Any] = runtime()
     passes_on: bool = runtime(False)
+    begun: Iterator[Any] | None = runtime(None)
+    ended: list[None] | None = runtime(None)
+
+    @property
+    def static_buffers(self) -> bool:
+        return self.passes_on and has_static_buffers(self.loader)
 
     def start(self, epoch: int) -> State:
         try:
@@ -319,13 +370,15 @@ class Loaded(Stage[Any]):
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         HANDED_ON.set(self.passes_on)
-        batches = iter(self.loader)
+        batches = iter(self.loader) if self.begun is None else self.begun
         close = getattr(batches, "close", None)
         stateless = isinstance(at, int)
         given = at if stateless else 0
         try:
             for number, batch in enumerate(islice(batches, given, None), given + 1):
                 yield batch, number if stateless else self._state(number)
+            if self.ended is not None:
+                self.ended.append(None)
         finally:
             if close is not None:
                 close()
@@ -342,6 +395,19 @@ def _snapshot_at(position: State) -> Snapshot:
     return snapshot_of(position) if isinstance(position, int) else cast(Snapshot, position)
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Whether two states are equal; tensors and arrays are, value by value."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)
+
+
 def innermost(loader: Any) -> Any:
     """What AsyncLoaders, one around the other, read; anything else as it is."""
     while isinstance(loader, AsyncLoader):
@@ -353,3 +419,9 @@ def micro_batches_of(loader: Any) -> int | None:
     """How many batches of a loader are made for one optimizer step; None where nothing says."""
     number: int | None = getattr(getattr(innermost(loader), "batches", None), "micro_batches", None)
     return number
+
+
+def has_static_buffers(loader: Any) -> bool:
+    """Whether batches of a loader of ours, or Batches, come in tensors that later ones come in too."""
+    stage: Stage[Any] = loader._stage if isinstance(loader, AsyncLoader) else getattr(loader, "batches", loader).stage
+    return stage.static_buffers

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Typ
 from brimful.batching.batch import Batch, Uneven
 from brimful.batching.batched import Batched, Narrowed, ShuffleBatches, check_shuffle
 from brimful.batching.distributed import check_group, world_size_here
-from brimful.batching.labels import LabelsFollow
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.planners import BatchPlanner
-from brimful.batching.round_robin import RoundRobin
+from brimful.batching.round_robin import RoundRobin, told
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.blocks.blocks import Block, Sample
 from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
-from brimful.blocks.ragged import LABELS, SHIFTED, is_labels
+from brimful.blocks.ragged import is_labels
 from brimful.blocks.texts import TokenizedText
 from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
@@ -96,7 +95,10 @@ class Batches:
                 ".shard(0, 1) if this is meant",
                 world_size,
             )
-        return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
+        if self.stage.static_buffers:
+            GUARD.loop_here().check_buffers()
+        with told(self.stage):
+            return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
 
     def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
         """The batches as an IterableDataset for trainers, one epoch at a time, with state_dict, load_state_dict and
@@ -170,7 +172,7 @@ class Batches:
             ValueError: (when iterated) the data are streamed without streams and the world size is above 1, so each
                 rank would read everything. Or the world size does not divide the number of streams.
             TimeoutError: (when iterated) another rank did not answer in time. The error names it.
-            RankError: (when iterated) another rank failed. The error names it and its error.
+            RankError: (when iterated) another rank failed, or refused its state. The error names it and its error.
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([[1], [2], [3]]).batch(1)
@@ -345,10 +347,12 @@ class Batches:
             pad_on_device: send values end to end, as they are stored, and pad them on the device. This sends a quarter
                 of the bytes, or less.
             static_buffers: use the same device tensors for every batch of a shape, as CUDA graphs need them. A batch is
-                valid until you take the next one. At most 64 shapes, kept as long as this object.
+                valid until you take the next one: use it before, and copy what you keep. At most 64 shapes, kept as
+                long as this object.
         Raises:
             ValueError: pad_on_device is set, but something other than brimful pads the batches, or an earlier step
-                reads the padding.
+                reads the padding. (when iterated) With static_buffers: the loop holds a batch while the next one is
+                made, as Accelerate does. Or more than 8 batches are held. Or two loops take these batches in turn.
         Price: a copy into pinned memory on the host, and `prefetch` + 2 batches on the device.
         Example:
             >>> import brimful as bf
@@ -535,7 +539,6 @@ def batches_of(
         windows = Planned(
             cast(Indexed, stage), rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, fewest
         )
-    follow = LabelsFollow(rules.follows(LABELS), rules.follows(SHIFTED))
     planned: Stage[Batch] = Batched(
         windows,
         planner,
@@ -544,7 +547,7 @@ def batches_of(
         order.balance_group,
         order.seed,
         order.balance_cost,
-        labels_follow=follow,
+        labels_follow=rules.labels_follow,
         window=rows or window,
     )
     if stage.streams is not None:
@@ -552,7 +555,7 @@ def batches_of(
     if stage.one_by_one:
         planned = Narrowed(planned)
     if parts > 1:
-        planned = MicroBatches(planned, parts, follow)
+        planned = MicroBatches(planned, parts, rules.labels_follow)
     tokens = known.get(rules.length_columns[0])
     layout = _layout(form, planner, None if tokens is None else tokens.side, originals, rules.left_out)
     remedy = planner.fewer_shapes

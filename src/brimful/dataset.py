@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,6 @@ from brimful.rows.take import Take
 from brimful.rows.tokenize import Tokenize
 from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.unbatch import Unbatch
-from brimful.store.hugging_face import hugging_face_of
 from brimful.store.index import StoreIndex
 from brimful.store.writer import write_store
 
@@ -115,11 +114,13 @@ class Dataset:
             state_dict: the state that `state_dict()` of an iterator of this data set returned. It is not changed.
             allow: settings in which the state may differ from this data set. "functions": your functions changed, but
                 give the same rows for the samples already taken. A resume calls them again from the beginning of the
-                open window. "urls": shards were moved, or added at the end. "weights": the weights of a mixture of
-                streams changed. The rows that are read again keep the old ones: the open window, and the blocks of up to
-                4,096 rows in which it lies. The new ones hold after them.
+                open window. "urls": shards were moved, or added at the end. "rows": values of rows changed, such as the
+                last bit of a float; this is logged. "weights": the weights of a mixture of streams changed. The rows
+                that are read again keep the old ones: the open window, and the blocks of up to 4,096 rows in which it
+                lies. The new ones hold after them.
         Raises:
-            StateError: the state belongs to another pipeline, or the data have changed since it was saved.
+            StateError: the state belongs to another pipeline, or the data have changed since it was saved. The error
+                names the column. docs/data.md says what is compared, and which edits are not found.
 
         >>> import brimful as bf
         >>> it = bf.from_sequence([{"x": 1}, {"x": 2}]).iter()
@@ -162,6 +163,13 @@ class Dataset:
             f"this data set cannot give a sample by its number: it is {self.kind}. Call cache() to keep it in memory, or "
             "to_store(path) to keep it on disk"
         )
+
+    if not TYPE_CHECKING:  # else any attribute would pass for one that is there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            here = name.removeprefix("parallel_")  # as epochraft calls them
+            also = f": call {here}(fn, max_workers=4)" if name != here in ("map", "filter", "filter_map") else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{also}")
 
     def __add__(self, other: Dataset) -> Dataset:
         return concatenated([self, other])
@@ -332,8 +340,9 @@ class Dataset:
 
         Args:
             fn: takes (carry, sample) and returns (carry, sample).
-            initial: the carry of the first call of each epoch. Every carry is plain JSON: None, bool, int, finite
-                float, str, lists and dicts of these. The state holds one carry, so keep it small.
+            initial: the carry of the first call of each epoch (after `concat_chunk`, of the first epoch). Every carry is
+                plain JSON: None, bool, int, finite float, str, lists and dicts of these. The state holds one carry, so
+                keep it small.
         Raises:
             TypeError: `initial` is not plain JSON.
             ValueError: the data are read as several streams.
@@ -353,7 +362,7 @@ class Dataset:
 
         The origin of a sample is the origin of its first neighbour. Data that are read as several streams are refused.
 
-        State: [upstream's state, samples, blocks, crc32]. A resume reads the last width - 1 samples again.
+        State: [upstream's state, samples, blocks, checksums]. A resume reads the last width - 1 samples again.
         Price: the last width - 1 samples are held. Memory and time are `width` times those of the samples, about 1 MB
             at a time.
 
@@ -527,6 +536,9 @@ class Dataset:
         *,
         column: str = "messages",
         train_on: TrainOn = "assistant",
+        template_kwargs: Mapping[str, Any] | None = None,
+        end_token: str | None = None,
+        train_empty_think: bool = False,
         on_error: OnError = "raise",
         max_workers: int = 1,
         executor_type: ExecutorType = "thread",
@@ -580,8 +592,21 @@ class Dataset:
         """
         one_of("train_on", train_on, *get_args(TrainOn))
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
-        encoder = chat_encoder_for(tokenizer)
-        return self._add(Chat(self.stage, encoder, column, train_on, _checked(on_error), parallel=parallel))
+        encoder = chat_encoder_for(tokenizer, template_kwargs, end_token)
+        truth("train_empty_think", train_empty_think)
+        return self._add(
+            Chat(
+                self.stage,
+                encoder,
+                column,
+                train_on,
+                _checked(on_error),
+                parallel=parallel,
+                template_kwargs=dict(template_kwargs or {}),
+                end_token=end_token,
+                train_empty_think=train_empty_think,
+            )
+        )
 
     def chunk(
         self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
@@ -604,15 +629,22 @@ class Dataset:
         """
         return self._add(Chunk(self.stage, chunk_length, _targets(target_columns), drop_remainder))
 
-    def concat_chunk(self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",)) -> Dataset:
-        """Joins all samples end to end, then cuts them into chunks of `chunk_length` tokens. The tail that fills no
-        chunk is dropped and counted.
+    def concat_chunk(
+        self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
+    ) -> Dataset:
+        """Joins all samples end to end, then cuts them into chunks of `chunk_length` tokens.
 
-        In data that repeat, the next epoch fills the tail. A window that sorts, packs or shuffles the chunks drops it
-        instead.
+        In data that repeat, the tail that fills no chunk begins the first chunk of the next epoch, so no token is lost.
+        From there on the data have no epochs. A window that sorts, packs or shuffles the chunks holds those of several
+        epochs if it has room for them. The carry of `scan` goes on. The same holds for `loader(steps_per_epoch=...)`.
+
+        Data that end drop the tail, and count its tokens as `dropped_tokens` in `.stats`. So does each epoch of
+        `loader()`, and each epoch of a source that `stop="all_repeat"` begins again. If you call `take`, `skip`,
+        `stride` or `enumerate` on data that end, and a loader repeats them, each epoch drops its tail, too.
 
         Args:
             chunk_length, target_columns: as for `chunk`.
+            drop_remainder: False keeps the tail of data that end, as a last chunk that is shorter.
         Raises:
             DataError: (when run) as for `chunk`.
 
@@ -620,8 +652,10 @@ class Dataset:
         >>> samples = bf.from_sequence([{"input_ids": [0, 1, 2]}, {"input_ids": [3, 4]}])
         >>> [sample["input_ids"].tolist() for sample in samples.concat_chunk(2)]
         [[0, 1], [2, 3]]
+        >>> [sample["input_ids"].tolist() for sample in samples.concat_chunk(2, drop_remainder=False)]
+        [[0, 1], [2, 3], [4]]
         """
-        return self._add(ConcatChunk(self.stage, _targets(target_columns), chunk_length))
+        return self._add(ConcatChunk(self.stage, _targets(target_columns), chunk_length, drop_remainder))
 
     def pack_chunk(
         self,
@@ -635,7 +669,8 @@ class Dataset:
 
         Args:
             chunk_length, target_columns: as for `chunk`.
-            discard_long_samples: leave a longer sample out, instead of cutting it.
+            discard_long_samples: leave a longer sample out, instead of cutting it. Two samples with more than 8,000
+                of these between them do not share a chunk, so that a resume need not read so many again.
         Raises:
             DataError: (when run) as for `chunk`.
 
@@ -872,31 +907,6 @@ class Dataset:
         self._refuse_originals("cache")
         self._check_end("cache")
         return IndexedDataset(FromSequence(CachedIndex(self.stage), shuffle=False, seed=0), self.repeats)
-
-    def to_hf(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Writes all samples to one Arrow file, and returns it as a memory-mapped `datasets.Dataset`.
-
-        Types stay: lists, texts, nulls, integers of any width. Arrays of a fixed shape become Array2D to Array5D.
-
-        Args:
-            path: a new folder, which `datasets.load_from_disk` reads too. None: a folder in the cache of `datasets`,
-                which stays until you remove it.
-        Raises:
-            ValueError: the data set repeats without end, or the folder holds other files.
-            DataError: (at once) rows differ in their columns or types. The error names file and line.
-            ModuleNotFoundError: `datasets` is not installed: `pip install 'brimful[hf]'`.
-        Price: the time of the chain, and about 2 ns a byte. 30 MB are held.
-
-        >>> import tempfile
-        >>> import brimful as bf
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     table = bf.from_sequence(["a", "b"]).to_hf(f"{folder}/words")
-        ...     table.num_rows, table[1]
-        (2, {'text': 'b'})
-        """
-        self._refuse_originals("to_hf")
-        self._check_end("to_hf", repeats=self.repeats)
-        return hugging_face_of(self.stage, path)
 
     def lengths(self, column: str = "input_ids") -> NDArray[Any]:
         """The number of tokens of each sample, integers (n,), in the order of the data. A store gives a memory-mapped

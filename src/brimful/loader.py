@@ -11,10 +11,12 @@ from typing import Any, Protocol, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from brimful.batching.round_robin import told
 from brimful.core.above import GUARD
+from brimful.core.ahead import hands_on
 from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
-from brimful.core.errors import BrokenError, Counts, StateError, add_counts, integer, tallied
+from brimful.core.errors import BrokenError, StateError, integer, tallied
 from brimful.core.iterator import ResumableIterator, position_in
 from brimful.core.stage import Stage, allowed, shown
 from brimful.core.states import as_text, from_text, restored_elsewhere
@@ -76,7 +78,6 @@ class Loader(IterableDataset[Any]):
         self._allow: Collection[str] = ()  # in which settings a restored state may differ
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
         self._loaded = False  # a state, and no loop has begun since
-        self._left_out: Counts = {}  # when a state was checked, for the next run
         self._kept: Running | None = None  # the workers of all epochs
         self._reader: str | None = None  # who takes its batches before the training loop wants them
         self._consumed = Consumed()
@@ -92,6 +93,8 @@ class Loader(IterableDataset[Any]):
             )
         begun = GUARD.loop_here()
         begun.check_loader(self, followed=self._consumed.followed)
+        if self.batches.stage.static_buffers:
+            begun.check_buffers()
         self._reader = begun.reader.name
         if (place := self._consumed.left_at) is not None:
             self.leave_at(place)
@@ -143,10 +146,13 @@ class Loader(IterableDataset[Any]):
 
     def _rest_of_steps(self, loop: object, steps_per_epoch: int) -> Iterator[Any]:
         """The batches after the last one, to the end of an epoch of so many steps."""
-        if self._running is None:
-            self._running = self._begun(self._place())
+        running = before = self._running
+        if running is None or running._deferred != hands_on():  # its items are for another kind of taker
+            self._running = running = self._begun(self._place())
             self._restored = self._left = None
-        self._last = running = self._running
+        if before is not None and before is not running:
+            before.close()
+        self._last = running
         over = False
         while not over and (batch := next(running, None)) is not None:
             self._steps += 1
@@ -154,10 +160,10 @@ class Loader(IterableDataset[Any]):
             if over:
                 self.epoch, self._steps = self.epoch + 1, 0
             yield batch
-            if self._running is not running:
-                return  # sent to another place
             if not self._consumed.runs(loop):
                 raise _ended_by_another()
+            if self._running is not running:
+                return  # sent to another place
 
     def _begun(self, state: dict[str, Any] | None) -> ResumableIterator[Any]:
         """A run from a state of its own, or of the epoch from its start."""
@@ -165,12 +171,9 @@ class Loader(IterableDataset[Any]):
             self._kept = Running.kept_by(self)
         before = KEEPER.set(self._kept)
         try:
-            begun = self.batches.iter(state, allow=self._allow, epoch=self.epoch if state is None else 0)
+            return self.batches.iter(state, allow=self._allow, epoch=self.epoch if state is None else 0)
         finally:
             KEEPER.reset(before)
-        counts, self._left_out = self._left_out, {}
-        begun._context.run(add_counts, counts)
-        return begun
 
     def __len__(self) -> int:
         return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
@@ -194,7 +197,6 @@ class Loader(IterableDataset[Any]):
             "_restored": place,
             "_left": None,
             "_loaded": False,
-            "_left_out": {},
             "_kept": None,
             "_consumed": Consumed(),
         }
@@ -265,11 +267,11 @@ class Loader(IterableDataset[Any]):
         Price: the check needs a description of the data, as each epoch does. The first one in a process lists the
             files. With indexed data, it asks filters for all rows, and measures lengths that are not known.
         """
-        saved, different = self._read(state_dict), allowed(allow)
-        if saved[-1] is not None:
-            header, counts = tallied(self.batches._endless.header)
-            self._left_out |= counts
-            position_in(saved[-1], header, different)
+        with told(self.batches.stage):
+            saved, different = self._read(state_dict), allowed(allow)
+            if saved[-1] is not None:
+                header, _ = tallied(self.batches._endless.header)  # a filter was counted before the state was saved
+                position_in(saved[-1], header, different)
         self._allow = different
         self._leave()
         self.epoch, self._steps, self._left = saved

@@ -64,7 +64,7 @@ def from_files(
             1,000 rows show them. Later rows are cast, or raise an error. A missing column is null (in CSV an error).
         repeat: run the whole chain again and again, each time with the next epoch. Batches and chunks in arrival order
             continue across epochs (`batch(n)` without a window, `concat_chunk`, `pack_chunk`). Windows that sort, pack
-            or shuffle do not.
+            or shuffle do so only after `concat_chunk`. 1,000 epochs in a row without a sample are a DataError.
         shuffle_shards: use another order of the shards in each epoch.
         n_active_shards: how many shards are read at once, one row of each in turn. 1: one file after the other.
         n_standby_shards: how many shards are opened ahead.
@@ -135,8 +135,9 @@ def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False,
     """The samples of a list, a table or a data frame in memory, as an indexed data set.
 
     Give it a list of dicts, of strings ({"text": ...}) or of token ids ({"input_ids": ...}). Or a pa.Table, a data
-    frame of pandas or polars, or a map-style data set of Hugging Face. It is made columnar once, on first use.
-    `shuffle` takes another order each epoch.
+    frame of pandas or polars, or a map-style data set of Hugging Face. It is made columnar and hashed once, on first
+    use. A state is refused over other values. Do not change the list after that: a new length is an error, and new
+    values are not seen. `shuffle` takes another order each epoch.
 
     A `datasets.Dataset` stays where it is, usually a memory-mapped file. brimful reads it by columns, with its
     selection and its shuffle. Formats such as `with_format("torch")`, and their columns, change nothing. The data set
@@ -146,6 +147,8 @@ def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False,
     Raises:
         TypeError: it is not a sequence of samples, or it is several of them (a DatasetDict). The error says what to do.
         StageError: (when run) a row is not a sample, or cannot be read. The error has its number.
+        DataError: (when run) the list has another length than at its first use.
+    Price: .6 ns a token of 32 bits to hash, once.
 
     >>> list(from_sequence(["one", "two"]))
     [{'text': 'one'}, {'text': 'two'}]
@@ -251,7 +254,7 @@ def from_store(
         columns: take only these columns.
         repeat: run the whole chain again and again, each time with the next epoch. Batches and chunks in arrival order
             continue across epochs (`batch(n)` without a window, `concat_chunk`, `pack_chunk`). Windows that sort, pack
-            or shuffle do not.
+            or shuffle do so only after `concat_chunk`. 1,000 epochs in a row without a sample are a DataError.
         shuffle: use another order each epoch. It shuffles runs of 64 rows, and then the rows inside each block of
             131,072.
         seed: the seed of that order.
@@ -296,7 +299,8 @@ def from_iterable(
     Raises:
         TypeError: it is a data frame or a dict, which iterate over the names of their columns. Or it is a generator or
             another iterator, which can be read only once.
-    State: a count. Price: a resume iterates over the rows that it skips. From tables it makes no rows.
+    State: a count, and checksums of the last block. Price: a resume iterates over the rows that it skips, and compares
+        the last block of them, at most 256 rows. From tables it makes no rows.
 
     >>> def generate():
     ...     yield from ({"text": word} for word in ("one", "two"))
@@ -349,7 +353,8 @@ def interleave_datasets(
         datasets: a list of data sets, all indexed or all streamed, or some of each.
         weights: a list with one number for each data set. The default is equal weights.
         stop: what happens at the end of a data set. "first": the mixture ends when the first data set ends. "all": it
-            goes on without that data set. "all_repeat": the data set begins again, until each has ended once.
+            goes on without that data set. "all_repeat": the data set begins again, until each has ended once. If its new
+            epoch has no sample, its turn goes to the others, and it begins again at its next turn.
         by: the unit of the weights, "samples" or "tokens". By "tokens", an empty sample counts as one token. Streamed
             data balance the tokens served so far. Indexed data use the mean length of each data set.
         length_column: the list column whose tokens count.

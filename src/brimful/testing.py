@@ -17,6 +17,7 @@ import pyarrow as pa
 from brimful.batches import Batches
 from brimful.batching.batch import Batch
 from brimful.batching.window import PlanningWindow
+from brimful.core.above import GUARD
 from brimful.core.stage import Stage, State, running
 from brimful.dataset import Dataset
 
@@ -71,6 +72,8 @@ def assert_exact_resume(
     AssertionError: Letters, epoch 0, resumed after item 0 (state 0): item 1 is 'a' instead of 'b'
     """
     made = make()
+    if (made if isinstance(made, Stage) else made.stage).static_buffers:
+        GUARD.refuse_static_buffers("assert_exact_resume")
     if isinstance(made, Stage):
         for epoch in epochs:
             name = f"{type(made).__name__}, epoch {epoch}"
@@ -316,7 +319,7 @@ def first_difference(found: Any, expected: Any) -> str | None:
         return _block_difference(found, expected)
     if isinstance(found, PlanningWindow):
         rows = np.arange(len(found))
-        return _fields(found, expected, "epoch", "number", "lengths", "crc32") or _first(
+        return _fields(found, expected, "epoch", "number", "lengths", "checksums") or _first(
             [(".take(all)", found.take(rows), expected.take(rows))]
         )
     if isinstance(found, Batch):
@@ -357,7 +360,7 @@ def _batch_difference(found: Batch, expected: Batch) -> str | None:
             (".static", found.plan.static, expected.plan.static),
             (".window.epoch", one.epoch, other.epoch),
             (".window.number", one.number, other.number),
-            (".window.crc32", one.crc32, other.crc32),
+            (".window.checksums", one.checksums, other.checksums),
             (".samples", one.samples[found.numbers], other.samples[expected.numbers]),
             (".rows", one.take(found.numbers), other.take(expected.numbers)),
         ]

@@ -201,13 +201,13 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
 
 
 def _extremes(planned: Stage[Batch]) -> dict[Shape, list[Batch]]:
-    """The emptiest and the fullest batch of each shape, in an epoch or in the first window of a stream."""
+    """The emptiest and the fullest batch of each shape, in an epoch; of a stream, or data without an end, in the first window."""
     found: dict[Shape, list[Batch]] = {}
     with running(planned, planned.start(0)) as batches:
         for batch, _ in batches:
             both = found.setdefault((batch.padded_size, *batch.widths), [batch, batch])
             both[:] = min(both[0], batch, key=_size), max(batch, both[1], key=_size)
-            if batch.last and planned.streamed_by:
+            if batch.last and (planned.streamed_by or planned.endless):
                 break
     return found
 

@@ -310,12 +310,12 @@ def test_gradients_of_a_step_are_those_of_one_big_batch(make: str, world_size: i
     for start in range(0, len(ranks[0]), steps):
         step = [rank[start : start + steps] for rank in ranks]
         dealt = [sum(bf.token_mean(model.loss_sum(batch), batch) for batch in rank) for rank in step]
-        summed = [sum(each) for each in zip(*(gradients(model, loss) for loss in dealt), strict=True)]
+        averaged = [sum(each) / world_size for each in zip(*(gradients(model, loss) for loss in dealt), strict=True)]
         own = [batch for rank in step for batch in rank if batch["weight"]]
         count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in own)
         whole = one_by_one(model, rows, own) / count
-        torch.testing.assert_close(sum(dealt), whole, rtol=1e-12, atol=0)
-        torch.testing.assert_close(summed, gradients(model, whole), rtol=1e-9, atol=1e-14)
+        torch.testing.assert_close(sum(dealt) / world_size, whole, rtol=1e-12, atol=0)
+        torch.testing.assert_close(averaged, gradients(model, whole), rtol=1e-9, atol=1e-14)
 
 
 def one_by_one(model: Attention, rows: list[dict[str, Any]], batches: list[Any]) -> torch.Tensor:

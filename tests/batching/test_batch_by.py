@@ -47,3 +47,16 @@ def test_such_a_sample_is_left_alone_or_dropped_and_counted(tmp_path: Path, capl
 def test_there_is_no_length_to_cut_it_to(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^overlong must be one of raise, alone, drop \(got 'truncate'\)$"):
         batches(tmp_path, overlong="truncate")
+
+
+def test_a_sample_that_no_bucket_holds_is_an_error_or_dropped(tmp_path: Path) -> None:
+    message = (
+        r"^a sample of 6 tokens \(shard a\.jsonl, line 5\) cannot fit buckets of at most 4; truncate or filter it, add a longer "
+        r"bucket, or set overlong='drop'$"
+    )
+    for word in ("raise", "alone"):
+        with pytest.raises(bf.DataError, match=message):
+            lengths(batches(tmp_path, buckets=[2, 4], overlong=word))
+    with batches(tmp_path, buckets=[2, 4], overlong="drop").iter() as it:
+        assert [tuple(batch["input_ids"].shape) for batch in it] == [(1, 4), (2, 2)]
+        assert (it.stats.dropped, it.stats.dropped_tokens) == (2, 6 + 4)

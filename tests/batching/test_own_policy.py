@@ -61,3 +61,115 @@ def test_a_sample_that_a_users_policy_says_it_cannot_place_is_an_error() -> None
     with pytest.raises(DataError, match=r"a sample of 22 tokens .* cannot fit max_length=20 of Short"):
         list(DATA.batch(Short(4), window=50))
     assert sum(len(batch["id"]) for batch in DATA.batch(Short(4), window=50, overlong="truncate")) == 200
+
+
+class Made:
+    """A plan by a function of the lengths."""
+
+    max_length = None
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def plan(self, lengths: Any) -> bf.Plan:
+        return self.make(np.asarray(lengths))
+
+
+def whole(lengths: Any, **padded: Any) -> bf.Plan:
+    return bf.Plan.of(lengths, [range(len(lengths))] if len(lengths) else [], **padded)
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "cuts all, as it plans half lengths": (
+        lambda n: whole(n // 2),
+        "is padded to 2 tokens, and its longest sample has 4",
+    ),
+    "cuts one": (lambda n: whole(n, padded_lengths=[3]), "is padded to 3 tokens, and its longest sample has 4"),
+    "forgets two": (lambda n: whole(n[:-2]), "is in 0 batches"),
+    "fills up with copies": (lambda n: whole(n, padded_sizes=[2 * len(n)]), "Copies of a sample fill it up"),
+}
+ROWS = [{"input_ids": [10 * i + p for p in range(4)], "id": i} for i in range(6)]
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda policy: list(bf.from_sequence(ROWS).batch(policy, window=6)),
+        lambda policy: list(bf.from_sequence(ROWS).batch(policy)),  # whose window is sized by plans
+        lambda policy: list(bf.from_sequence(ROWS).batch(policy, window=6, pad_to_multiple_of=2)),
+        lambda policy: list(bf.from_sequence(ROWS).batch(policy, window=6, overlong="drop")),
+        lambda policy: list(bf.from_sequence(ROWS).stream().batch(policy, window=6, overlong="alone").prefetch(2)),
+        lambda policy: list(bf.from_sequence(ROWS).batch(policy, window=6, layout="nested", collate_fn=None)),
+        lambda policy: len(bf.from_sequence(ROWS).batch(policy, window=6)),
+        lambda policy: list(bf.BatchSampler([4] * 6, policy, shuffle=False, window=6)),
+        lambda policy: bf.BatchSampler([4] * 6, policy),
+        lambda policy: list(bf.map_batches_in_order(lambda b: b["id"], bf.from_sequence(ROWS), policy)),
+    ],
+    ids=["padded", "auto", "rounded", "drop", "ahead", "nested", "len", "sampler", "sampler, auto", "inference"],
+)
+def test_a_plan_that_does_not_fit_is_refused_wherever_one_is_made(run: Any, name: str) -> None:
+    make, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        run(Made(make))
+
+
+class Filled(Made):
+    """Batches of four rows, filled up."""
+
+    shapes = ((4, 8),)
+
+    def __init__(self) -> None:
+        super().__init__(self._filled)
+
+    @staticmethod
+    def _filled(lengths: Any) -> bf.Plan:
+        batches = [range(first, min(first + 4, len(lengths))) for first in range(0, len(lengths), 4)]
+        sizes = {"padded_lengths": [8] * len(batches), "padded_sizes": [4] * len(batches)}
+        return bf.Plan.of(lengths, batches, **sizes)
+
+
+def test_copies_of_a_users_static_shapes_have_no_weight() -> None:
+    first, last = bf.from_sequence(ROWS).batch(Filled(), window=6, shuffle_batches=False)
+    assert [tuple(batch["input_ids"].shape) for batch in (first, last)] == [(4, 8), (4, 8)]
+    assert last["sample_weights"].tolist() == [1, 1, 0, 0]
+
+
+def test_samples_of_a_policy_that_packs_count_as_the_rows_that_they_are_padded_to() -> None:
+    batches = bf.from_sequence([{"input_ids": [1] * n} for n in (3, 4, 5, 2)]).batch(bf.Packed(8), window=4)
+    with batches.iter() as it:
+        shapes = [tuple(batch["input_ids"].shape) for batch in it]
+    assert sorted(shapes) == [(2, 8), (2, 8)]
+    assert (it.stats.slots, it.stats.tokens, it.stats.num_shapes) == (32, 14, 1)
+    assert batches.shapes() == {(2, 8): 2}
+
+
+def test_what_a_users_policy_refuses_is_named_with_its_place() -> None:
+    policy = Made(lambda n: bf.TokenBudget(5).plan(n))
+    data = bf.from_sequence([{"input_ids": [1] * n, "id": n} for n in (2, 9, 3, 7)])
+    with pytest.raises(
+        DataError, match=r"^a sample of 9 tokens \(sequence, row 1\) .*or set overlong='truncate' or 'drop'"
+    ):
+        list(data.batch(policy, window=4))
+    with pytest.raises(DataError, match=r"^a sample of 9 tokens \(sequence, row 1\) .*or set overlong='drop' for such"):
+        list(data.batch(policy, window=4, overlong="truncate"))  # to what, nobody says
+    for window in (4, "auto"):
+        with data.batch(policy, window=window, overlong="drop").iter() as it:
+            assert sorted(number for batch in it for number in batch["id"].tolist()) == [2, 3]
+            assert (it.stats.dropped, it.stats.dropped_tokens) == (2, 16)
+    with data.batch(policy, window=4, overlong="alone").iter() as it:
+        assert sorted(batch["input_ids"].shape[1] for batch in it) == [2, 3, 7, 9]
+        assert it.stats.alone == 2
+    vague = Made(lambda n: (_ for _ in ()).throw(bf.OverlongError("too long")))
+    with pytest.raises(DataError, match=r"^too long; or set overlong="):
+        list(data.batch(vague, window=4))
+    sampler = bf.BatchSampler([2, 9, 3, 7], policy, overlong="drop", shuffle=False)
+    assert sorted(number for numbers in sampler for number in numbers) == [0, 2]
+
+
+@pytest.mark.parametrize("word", ["raise", "alone"])
+def test_a_static_shape_holds_no_longer_sample(word: Any) -> None:
+    data = bf.from_sequence([{"input_ids": [1] * n} for n in (3, 21, 4)])
+    batches = data.batch(bf.StaticShapes([8, 16], 32), overlong=word)
+    with pytest.raises(DataError, match=r"^a sample of 21 tokens \(sequence, row 1\) cannot fit .* 16"):
+        list(batches)

@@ -66,6 +66,13 @@ def test_a_rank_that_ends_is_named_by_the_others_and_its_streams_are_not_taken_f
     assert saw == "rank 1 left before the epoch was over: its loop ended, failed or was interrupted"
 
 
+@pytest.mark.parametrize("how", ["load_state_dict", "iter"])
+def test_a_rank_that_refuses_its_state_tells_the_others(ranks_of: Any, folder: Path, how: str) -> None:
+    saw, (kind, said) = ranks_of(2, "refuses", folder, how)
+    assert (kind, "belongs to another pipeline" in said) == ("StateError", how == "load_state_dict")
+    assert saw == ["RankError", f"rank 1 failed: StateError: {said}"]
+
+
 def test_a_store_that_is_stuck_is_said(ranks_of: Any, folder: Path) -> None:
     (_, saw) = ranks_of(2, "stuck", folder)
     assert saw == [

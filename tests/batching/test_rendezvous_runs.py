@@ -13,6 +13,7 @@ import pytest
 from torch.distributed import HashStore
 
 import brimful as bf
+from brimful.batching import rendezvous
 from tests import strategies as draw
 
 
@@ -130,6 +131,67 @@ def test_ranks_at_different_places_are_told_so() -> None:
     )
     assert isinstance(zero, bf.RankError)
     assert str(zero) == f"rank 1 failed: StateError: {one}"
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks look for others, and lose their patience, sooner."""
+    monkeypatch.setattr(rendezvous, "_NOTICE", 0.1)
+    monkeypatch.setattr(rendezvous, "_PATIENCE", 0.4)
+
+
+def refused(made: bf.Batches) -> str:
+    """What a loader says of the state of another pipeline."""
+    other = streams(shuffle=True).loader()
+    next(iter(other))
+    try:
+        made.loader().load_state_dict(other.state_dict())
+    except bf.StateError as error:
+        return str(error)
+    raise AssertionError("the state is taken")
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_refuses_its_state_is_named_to_those_that_wait_for_it(who: int) -> None:
+    made, store = streams(), HashStore()
+    ranks = [made.shard(rank, 4, process_group=store) for rank in range(4)]
+    said, *others = together(
+        lambda: refused(ranks[who]), *(partial(taken, one) for rank, one in enumerate(ranks) if rank != who)
+    )
+    assert [type(one) for one in others] == [bf.RankError] * 3
+    assert {str(one) for one in others} == {f"rank {who} failed: StateError: {said}"}
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("late", [0.0, 1.5])
+def test_ranks_that_all_refuse_a_state_may_begin_anew(late: float) -> None:
+    made, store = streams(), HashStore()
+    ranks = [made.shard(rank, 2, process_group=store, timeout_seconds=20) for rank in range(2)]
+    for one in ranks:
+        refused(one)
+    found = together(*(partial(taken, one, rank * late) for rank, one in enumerate(ranks)))
+    assert in_turn(*found) == expected(made)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_rank_that_takes_another_state_after_one_that_it_refused_is_waited_for() -> None:
+    made, store = streams(), HashStore()
+    with made.shard(0, 1).iter() as it:
+        next(it), next(it)
+        state = it.state_dict()
+
+    def begins() -> list[list[int]]:
+        sharded = made.shard(1, 2, process_group=store, timeout_seconds=20)
+        refused(sharded)
+        it = sharded.iter(state)
+        time.sleep(1.5)
+        return [ids(batch) for batch in it]
+
+    def waits() -> list[list[int]]:
+        return [ids(batch) for batch in made.shard(0, 2, process_group=store, timeout_seconds=20).iter(state)]
+
+    assert in_turn(*together(waits, begins)) == expected(made)[2:]
 
 
 def test_a_rank_that_comes_after_rank_0_has_left_is_told_so() -> None:

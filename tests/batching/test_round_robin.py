@@ -6,9 +6,10 @@ import json
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import brimful as bf
 from brimful.batching.round_robin import RoundRobin
 from brimful.core.stage import BLOCK_ROWS
 from brimful.sources.files import FromFiles
-from brimful.testing import first_difference
+from brimful.testing import assert_exact_resume, first_difference
 from tests import strategies as draw
 from tests.effort import examples
 
@@ -545,3 +546,105 @@ def test_samples_ahead_are_a_blocks_worth_in_all_streams_together(streams: int) 
     turns = bf.from_files("a.jsonl", streams=streams)._samples
     assert isinstance(turns, RoundRobin)
     assert streams <= turns.ahead * streams <= max(BLOCK_ROWS, streams)
+
+
+# -- streams that flow over the seams of their epochs ------------------------------------------------------------------------
+
+
+def flowing(counts: list[int], **options: Any) -> bf.Batches:
+    """Chunks of 4 tokens, of streams with so many tokens: those of stream s are 1000 s, 1000 s + 1 ..."""
+    numbered = [[{"input_ids": [1_000 * stream + row]} for row in range(count)] for stream, count in enumerate(counts)]
+    urls = [draw.shard(draw.json_lines(rows), ".jsonl") for rows in numbered]
+    data = bf.from_files(urls, streams=len(counts), repeat=True).select("input_ids").concat_chunk(4)
+    return (data.shuffle(3) if options.pop("shuffle", False) else data).batch(2, **options)
+
+
+def tokens_in(batch: Any) -> list[int]:
+    found: list[int] = batch["input_ids"].flatten().tolist()
+    return found
+
+
+@pytest.mark.parametrize("counts", [[5, 11], [7, 7], [30, 2], [3, 9, 8, 30]])
+def test_no_stream_loses_the_tail_of_its_epochs_and_all_give_their_share(counts: list[int]) -> None:
+    """A stream may be ahead by the block that it is in: here of 32 chunks, 128 tokens."""
+    made = flowing(counts, window=2, shuffle_batches=False)
+    given: dict[int, list[int]] = {stream: [] for stream in range(len(counts))}
+    for batch in islice(made, 400):
+        for row in sorted(batch["input_ids"].tolist()):
+            given[row[0] // 1_000] += row
+    epochs = []
+    for stream, count in enumerate(counts):
+        every = Counter(given[stream])
+        assert {*every} == {*range(1_000 * stream, 1_000 * stream + count)}
+        assert max(every.values()) - min(every.values()) <= 8
+        epochs.append(len(given[stream]) / count)
+    assert max(epochs) - min(epochs) <= 2 + 136 / min(counts)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_streams_that_flow_have_one_order_at_every_world_size(world_size: int, shuffle: bool) -> None:
+    made = flowing([3, 9, 8, 30], shuffle=shuffle, window=4)
+    alone = [tokens_in(batch) for batch in islice(made, 240)]
+    ranks = Ranks(made, world_size)
+    steps = ranks.run(steps=240 // world_size)
+    assert not ranks.errors
+    found = [tokens_in(batch) for step in steps for batch in step if batch["weight"]]
+    assert found == alone[: len(found)]
+    assert 100 < len(found) < 240, "some wait for others"
+    fillers = [batch for step in steps for batch in step if not batch["weight"]]
+    assert all(batch["is_filler"] and len(batch["input_ids"]) == 1 for batch in fillers)
+
+
+def test_streams_that_flow_resume_exactly_at_every_step_on_any_world_size() -> None:
+    made = flowing([3, 9, 8, 30], shuffle=True, window=4)
+    alone = [tokens_in(batch) for batch in islice(made, 120)]
+    state, taken = None, []
+    for number in range(30):
+        ranks = Ranks(made, (1, 2, 4)[number % 3])
+        steps = ranks.run(state, 1 + number % 2)
+        assert not ranks.errors
+        taken += [tokens_in(batch) for step in steps for batch in step if batch["weight"]]
+        state = bf.merge_states([json.loads(json.dumps(ranks.states[rank])) for rank in range(ranks.world_size)])
+    assert len(taken) > 50
+    assert taken == alone[: len(taken)]
+    assert_exact_resume(lambda: made, max_items=40, max_resumes=40)
+    assert_exact_resume(lambda: flowing([5, 11]).loader(steps_per_epoch=7).batches, max_items=30, max_resumes=30)
+
+
+def test_a_filler_of_streams_that_flow_is_the_same_after_a_resume() -> None:
+    made = flowing([2, 40], window=2)
+    whole = Ranks(made, 2).run(steps=40)
+    first = Ranks(made, 2)
+    first.run(steps=13)
+    rest = Ranks(made, 2).run(bf.merge_states(list(first.states.values())), steps=27)
+    assert any(not batch["weight"] for step in whole[13:] for batch in step)
+    difference = first_difference(rest, whole[13:])
+    assert difference is None, difference
+
+
+@pytest.mark.parametrize("uneven", ["drop", "wrap"])
+def test_ranks_that_want_no_fillers_do_not_wait(uneven: str) -> None:
+    ranks = Ranks(flowing([3, 9, 8, 30], window=4), 2, uneven)
+    steps = ranks.run(steps=60)
+    assert not ranks.errors
+    assert all(batch["weight"] == 1 for step in steps for batch in step)
+    streams = [tokens_in(batch)[0] // 1_000 for step in steps for batch in step]
+    assert streams == [*range(4)] * 30
+
+
+def test_an_uneven_end_of_streams_that_flow_is_an_error_where_it_is_asked_to_be() -> None:
+    ranks = Ranks(flowing([3, 40], window=2), 2, "raise")
+    ranks.run(steps=60)
+    assert "1 of 2 streams have ended before the others" in str(ranks.errors[0])
+
+
+def test_samples_of_streams_that_flow_are_taken_in_turn() -> None:
+    rows = [[{"input_ids": [1_000 * stream + row]} for row in range(count)] for stream, count in enumerate((5, 6))]
+    urls = [draw.shard(draw.json_lines(some), ".jsonl") for some in rows]
+    chunks = bf.from_files(urls, streams=2, repeat=True).select("input_ids").concat_chunk(4)
+    taken = [sample["input_ids"].tolist() for sample in islice(chunks, 40)]
+    for stream, count in enumerate((5, 6)):
+        flat = [token for chunk in taken for token in chunk if token // 1_000 == stream]
+        assert flat == [1_000 * stream + place % count for place in range(len(flat))]
+    assert_exact_resume(lambda: chunks, max_items=20, max_resumes=20)

@@ -434,9 +434,9 @@ def test_every_setting_is_compared_or_leaves_the_order_alone() -> None:
 
 def test_states_of_other_shapes_and_versions_are_refused() -> None:
     state = sampler().state_dict()
-    assert state["version"] == 4
-    with pytest.raises(bf.StateError, match=r"has version 5, but this release of brimful reads version 4"):
-        sampler().load_state_dict(state | {"version": 5})
+    assert state["version"] == 5
+    with pytest.raises(bf.StateError, match=r"has version 6, but this release of brimful reads version 5"):
+        sampler().load_state_dict(state | {"version": 6})
     with pytest.raises(bf.StateError, match=r"a dict of version, header, position and crc32.*\(got \['epoch'\]\)"):
         sampler().load_state_dict({"epoch": 3})
     with pytest.raises(bf.StateError, match=r"samples was 200 when it was saved and is 3 here"):

@@ -22,6 +22,7 @@ import brimful as bf
 from brimful.batching.batch import Batch
 from brimful.batching.window import IntArray
 from brimful.core.errors import warn_once
+from brimful.core.own_keys import OWN_KEYS
 from brimful.dataset import dataset_of
 from brimful.index.index import DataIndex
 from brimful.testing import first_difference
@@ -295,8 +296,8 @@ class Counting(DataIndex):
     def schema(self) -> pa.Schema:
         return self.index.schema
 
-    def num_labels_at(self, numbers: IntArray) -> IntArray | None:
-        return self.index.num_labels_at(numbers)
+    def num_labels_at(self, numbers: IntArray, column: str = "labels") -> IntArray | None:
+        return self.index.num_labels_at(numbers, column)
 
     def fingerprint(self) -> Any:
         return self.index.fingerprint()
@@ -334,7 +335,7 @@ def test_a_rank_has_the_batches_that_one_process_has(way: str, world_size: int, 
     ranks = [list(POLICIES[way](data).shard(rank, world_size)) for rank in range(world_size)]
     taken = [batch for step in zip(*ranks, strict=True) for batch in step]
     for batch, other in zip(taken, expected):
-        for name in ("weight", "is_filler", "num_items_in_batch"):
+        for name in ("weight", "is_filler", "num_ranks", "num_items_in_batch"):
             batch.pop(name)
         assert first_difference(batch, other) is None
 
@@ -391,9 +392,7 @@ def test_a_joined_index_gives_ranks_what_one_process_has(
     for step in zip(*ranks, strict=True):
         check_count(list(step), known=None)
     for batch, other in zip(taken, expected):
-        own = {
-            name: value for name, value in batch.items() if name not in ("weight", "is_filler", "num_items_in_batch")
-        }
+        own = {name: value for name, value in batch.items() if name not in OWN_KEYS or name == "lengths"}
         assert first_difference(own, other) is None
 
 
@@ -468,19 +467,35 @@ def test_the_labels_of_cut_samples_alone_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    "labels",
+    ("labels", "count"),
     [
-        [1.5, -100.0],
-        "text",
-        7,
+        ([0.5, -100.0], 3),
+        (-100.0, 3),
+        (False, 3),
+        ([True, False], 3),
+        ([[1, -100], [2, 3]], 3),
+        (7, 3),
+        (-100, 0),
+        ("text", None),
     ],
-    ids=["floats", "no list", "one a sample"],
+    ids=str,
 )
-def test_labels_of_other_types_are_not_counted(labels: Any, tmp_path: Path) -> None:
-    first = [1, 2] if isinstance(labels, list) else labels
-    rows = [{"input_ids": [1, 2], "labels": first}, {"input_ids": [3, 4], "labels": labels}]
-    for data in (bf.from_sequence(rows), kept(tmp_path, rows)):
-        assert "num_items_in_batch" not in next(iter(data.batch(2).shard(0, 1)))
+def test_labels_that_are_not_one_integer_a_token_count_as_one_a_sample(
+    labels: Any, count: int | None, tmp_path: Path
+) -> None:
+    rows = pa.table({"input_ids": [[1, 2]] * 3, "labels": typed([labels] * 3)})
+    bf.from_sequence(rows).to_store(tmp_path / "store")
+    for data in (bf.from_sequence(rows), bf.from_store(tmp_path / "store")):
+        known = {int(batch.get("num_items_in_batch", -1)) for batch in data.batch(2).shard(0, 2)}
+        is_read = isinstance(labels, int) and not isinstance(labels, bool) and data.stage.label == "from_store"
+        assert known == {-1 if count is None or is_read else count}
+
+
+def typed(labels: list[Any]) -> pa.Array:
+    """Lists in lists as arrays of one shape."""
+    if not isinstance(labels[0], list) or not isinstance(labels[0][0], list):
+        return pa.array(labels)
+    return pa.array(labels, pa.list_(pa.list_(pa.int64(), 2), 2))
 
 
 def test_data_without_labels_have_no_count() -> None:

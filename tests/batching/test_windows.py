@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.batching.windows import Buffered, Planned
-from brimful.core.stage import BLOCK_ROWS
+from brimful.blocks.blocks import Block
+from brimful.core.stage import BLOCK_ROWS, END, Stage, State, running
 from brimful.plan import TokenBudget
 from brimful.testing import assert_exact_resume
 from tests.samples import tokens
@@ -152,3 +156,35 @@ def test_an_automatic_window_is_judged_without_the_pairs_that_are_too_long(rows:
     assert lengths("alone") == sizes
     with pytest.raises(bf.DataError, match=rf"10 \+ 70 tokens \(\w+, row {len(sizes) - 1}\) cannot fit max_tokens=60"):
         lengths("raise")
+
+
+@dataclass(frozen=True)
+class Cut(Stage[Block]):
+    """Rows in blocks of `size` from any row on: a state names rows, so that the next run may cut them otherwise."""
+
+    size: int
+    rows: int = 60
+
+    def start(self, epoch: int) -> State:
+        return 0
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        for first in range(at, self.rows, self.size):
+            last = min(first + self.size, self.rows)
+            tokens = [[number] * (1 + number % 5) for number in range(first, last)]
+            yield pa.RecordBatch.from_pydict({"input_ids": tokens}), END if last == self.rows else last
+
+
+@pytest.mark.parametrize("again", [1, 3, 7, 100])
+def test_a_window_goes_on_where_its_rows_come_in_other_blocks(again: int) -> None:
+    def windows(size: int, at: Any = None) -> list[Any]:
+        stage = Buffered(Cut(size), 8, LENGTHS, True)
+        with running(stage, stage.start(0) if at is None else at) as items:
+            return [(window.lengths.tolist(), window.checksums, after) for window, after in items]
+
+    found = windows(7)
+    for number, (*_, after) in enumerate(found[:-1], 1):
+        assert [one[:2] for one in windows(again, after)] == [one[:2] for one in found[number:]]
+        if after[2]:  # rows of the block have gone
+            with pytest.raises(bf.StateError, match="gave other rows at window"):
+                windows(again, [*after[:4], [0], *after[5:]])

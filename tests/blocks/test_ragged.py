@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from brimful.blocks.ragged import (
     array_of,
     attention_mask,
     concat,
-    fingerprint,
     gaps,
     gather,
     is_ragged,
@@ -241,67 +239,3 @@ def test_a_column_is_added_or_takes_the_place_of_another() -> None:
     made = with_column(block(a=[1, 2], b=[3, 4]), "a", pa.array(["x", "y"]))
     assert made.schema.names == ["a", "b"]
     assert with_column(made, "c", pa.array([5, 6])).to_pylist()[1] == {"a": "y", "b": 4, "c": 6}
-
-
-rows_of_all = st.fixed_dictionaries(
-    {
-        "tokens": st.lists(st.integers(0, 9), max_size=3),
-        "text": st.none() | st.text("xyé", max_size=2),
-        "id": st.none() | st.integers(0, 9),
-        "flag": st.booleans(),
-        "nested": st.lists(st.text("x", max_size=1), max_size=2),
-        "maybe": st.none() | st.lists(st.none() | st.integers(0, 9), max_size=2),
-    }
-)
-KIND = pa.schema(
-    [
-        ("tokens", pa.list_(pa.int32())),
-        ("text", pa.string()),
-        ("id", pa.int64()),
-        ("flag", pa.bool_()),
-        ("nested", pa.list_(pa.string())),
-        ("maybe", pa.list_(pa.int64())),
-    ]
-)
-
-
-@given(st.lists(rows_of_all, max_size=4), st.lists(rows_of_all, max_size=2))
-def test_a_fingerprint_is_of_the_rows_wherever_they_lie_in_memory(
-    rows: list[dict[str, Any]], around: list[dict[str, Any]]
-) -> None:
-    alone = pa.RecordBatch.from_pylist(rows, KIND)
-    within = pa.RecordBatch.from_pylist([*around, *rows, *around], KIND).slice(len(around), len(rows))
-    assert fingerprint(within) == fingerprint(alone)
-    assert fingerprint(concat([alone.slice(0, 1), alone.slice(1)]) if rows else alone) == fingerprint(alone)
-    elsewhere = with_column(alone, ORIGIN, origins("shard c", np.arange(len(rows))))
-    assert fingerprint(elsewhere) == fingerprint(alone)
-
-
-BASE = {"tokens": [1, 2, 3], "text": "abc", "id": 5, "flag": True, "nested": ["x"], "maybe": [1, None]}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"tokens": [1, 2]},
-        {"tokens": [1, 7, 3]},
-        {"text": "ab"},
-        {"text": None},
-        {"id": 6},
-        {"id": None},
-        {"flag": False},
-        {"nested": []},
-        {"maybe": None},
-        {"maybe": [1]},
-    ],
-    ids=json.dumps,
-)
-def test_a_fingerprint_tells_what_has_changed(changed: dict[str, Any]) -> None:
-    prints = {fingerprint(pa.RecordBatch.from_pylist([BASE, row], KIND)) for row in (BASE, BASE | changed)}
-    assert len(prints) == 2
-
-
-def test_a_fingerprint_tells_the_order_and_the_number_of_rows() -> None:
-    one, two = BASE, BASE | {"tokens": [4]}
-    prints = {fingerprint(pa.RecordBatch.from_pylist(rows, KIND)) for rows in ([one, two], [two, one], [one], [])}
-    assert len(prints) == 4

@@ -6,7 +6,6 @@ import copy
 import gc
 import itertools
 import json
-import logging
 import os
 import pickle
 import signal
@@ -195,10 +194,10 @@ def never(sample: Sample) -> bool:
     ],
     ids=repr,
 )
-def test_repeat_over_nothing_ends_with_a_warning(data: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="brimful"):
-        assert list(data) == []
-    assert "repeat: epoch 0 has no sample; the stream ends here" in caplog.messages
+def test_repeat_over_nothing_is_an_error_that_names_the_data(data: Any) -> None:
+    source = str(data.stage.header()[0]["verb"])
+    with pytest.raises(bf.DataError, match=rf"^(1,000 epochs of )?{source}.*(no sample|without a sample)"):
+        list(data)
 
 
 # -- what runs in the background -------------------------------------------------------------------------------------------

@@ -24,13 +24,16 @@ def test_the_whole_chain_runs_again(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [letters, streamed])
-def test_an_epoch_without_a_sample_ends_the_stream_with_a_warning(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert list(kind("", repeat=True)) == []
-    assert list(kind("abc", repeat=True).filter(lambda sample: False).batch(2)) == []
-    assert list(bf.from_sequence([], repeat=True).concat_chunk(2)) == []
-    assert [record.getMessage() for record in caplog.records] == [
-        "repeat: epoch 0 has no sample; the stream ends here"
-    ] * 3
+def test_the_stream_goes_on_after_an_epoch_without_a_sample(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def seldom(sample: dict[str, Any], rng: Any) -> bool:
+        return bool(rng.random() < 0.1)
+
+    data = kind("ab", repeat=True).stream().filter(seldom, seed=1)
+    for rows in (data, data.shuffle(2), data.shuffle(2).batch(1)):
+        assert len(list(rows.take(40))) == 40
+    said = [record.getMessage() for record in caplog.records]
+    assert said
+    assert all("epochs of from_" in line and "went by without a sample; reading goes on" in line for line in said)
 
 
 def test_resume_is_exact_over_the_ends_of_epochs() -> None:
@@ -121,6 +124,108 @@ def test_what_flows_resumes_exactly(name: str) -> None:
         assert_exact_resume(lambda: getattr(SOURCES[name]().select("input_ids"), way)(8), max_items=8, max_resumes=4)  # noqa: B023
 
 
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_window_above_concat_chunk_flows_over_the_seams_and_loses_no_token(name: str) -> None:
+    data = SOURCES[name]().select("input_ids").concat_chunk(7)
+    whole = tokens_of(data, 30)
+    for size in (1, 4, 10):
+        shuffled = tokens_of(data.shuffle(size), 30)
+        for first in range(0, 30 - size + 1, size):
+            assert sorted(shuffled[first : first + size]) == sorted(whole[first : first + size])
+    ways: list[bf.Batches] = [
+        data.batch(5, window=10),
+        data.batch_by_tokens(35, window=10),
+        data.pack(7, rows=2, window=10),
+        data.shuffle(1).batch(5),
+        data.pack_chunk(7).batch_by_tokens(35, window=10),
+    ]
+    for batches in ways:
+        for given in (batches, batches.loader(steps_per_epoch=50), batches.map(dict).prefetch(2)):
+            found: list[list[int]] = []
+            for batch in given:
+                found += batch["input_ids"].reshape(-1, 7).tolist()
+                if len(found) >= 30:
+                    break
+            for first in range(0, 30, 10):
+                assert sorted(found[first : first + 10]) == sorted(whole[first : first + 10])
+
+
+def test_an_epoch_may_be_shorter_than_a_chunk() -> None:
+    for data in (bf.from_sequence(rows(3), repeat=True), bf.from_iterable(rows(3), repeat=True)):  # 6 tokens
+        chunks = data.select("input_ids").concat_chunk(32)
+        assert sorted(tokens_of(chunks.shuffle(5), 5)) == sorted(tokens_of(chunks, 5))
+        assert len(list(chunks.batch_by_tokens(96, window=6).take(4))) == 4
+
+
+def test_what_follows_the_chunks_goes_on_over_the_seams() -> None:
+    def total(carry: int, sample: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        return carry + 1, {"count": carry}
+
+    data = bf.from_iterable(rows(10), repeat=True).select("input_ids").concat_chunk(7)  # 3 chunks an epoch, and a tail
+    assert [sample["count"] for sample in islice(data.scan(total, 0), 12)] == [*range(12)]
+    assert (
+        len(
+            tokens_of(
+                data.filter(lambda sample: True).sliding_window(9).map(lambda s: {"input_ids": s["input_ids"][0]}), 9
+            )
+        )
+        == 9
+    )
+    for counted in (data.take(3), data.skip(1), data.stride(2, 0), data.enumerate()):
+        assert counted.shuffle(2).peek(3)
+
+
+@pytest.mark.parametrize("verb", ["take", "skip", "stride", "enumerate"])
+def test_what_counts_the_samples_of_an_epoch_counts_them_anew_in_each(verb: str) -> None:
+    arguments = {"take": (2,), "skip": (1,), "stride": (2, 0), "enumerate": ()}[verb]
+    data = getattr(bf.from_iterable(rows(10)).select("input_ids").concat_chunk(7), verb)(*arguments)
+    once = [batch["input_ids"].tolist() for batch in data.batch(2, window=4)]
+    loader = data.batch(2, window=4).loader(steps_per_epoch=3 * len(once))
+    assert sorted(batch["input_ids"].tolist() for batch in loader) == sorted(3 * once)
+
+
+def test_a_loader_of_epochs_ends_them_and_counts_the_tail() -> None:
+    for data in (bf.from_sequence(rows(10)), bf.from_iterable(rows(10))):
+        loader = data.select("input_ids").concat_chunk(7).shuffle(2).batch(2).loader()
+        for _ in range(2):
+            assert sum(batch["input_ids"].numel() for batch in loader) == 21
+            assert loader.stats is not None
+            assert loader.stats.dropped_tokens == 2
+
+
+STEPS: dict[str, Callable[[], Any]] = {
+    "shuffle": lambda: SOURCES["streamed, shuffled"]().select("input_ids").concat_chunk(7).shuffle(4),
+    "sort": lambda: SOURCES["indexed, shuffled"]().select("input_ids").concat_chunk(5).batch(3, window=6),
+    "pack": lambda: SOURCES["mapped"]().select("input_ids").concat_chunk(4).pack(8, rows=2, window=5),
+    "budget": lambda: SOURCES["drawn at random"]().select("input_ids").concat_chunk(4).batch_by_tokens(12, window=4),
+    "steps": lambda: SOURCES["indexed"]().select("input_ids").concat_chunk(7).batch(4, window=4, micro_batches=2),
+    "longer than an epoch": lambda: SOURCES["streamed"]().select("input_ids").concat_chunk(60).shuffle(3),
+    "packs": lambda: SOURCES["streamed"]().select("input_ids").concat_chunk(6).pack_chunk(9).shuffle(3),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_windows_that_flow_resume_exactly_at_every_item(name: str) -> None:
+    assert_exact_resume(STEPS[name], max_items=24, max_resumes=24)
+
+
+def test_a_loader_of_steps_resumes_exactly_over_the_seams() -> None:
+    def made() -> Any:
+        return STEPS["sort"]().loader(steps_per_epoch=5)
+
+    loader = made()
+    whole, states = [], []
+    for _ in range(3):
+        for batch in loader:
+            whole.append(batch["input_ids"].tolist())
+            states.append(loader.state_dict())
+    for number, state in enumerate(states):
+        rest = made()
+        rest.load_state_dict(state)
+        found = [batch["input_ids"].tolist() for _ in range(3) for batch in rest]
+        assert found[: 15 - number - 1] == whole[number + 1 :][: len(found)]
+
+
 def test_what_sorts_packs_or_shuffles_stays_inside_an_epoch() -> None:
     for data in (bf.from_sequence(rows(10), repeat=True), bf.from_iterable(rows(10), repeat=True)):
         for batches in (data.batch(8, window=64), data.batch_by_tokens(24, window=64), data.pack(8, window=64)):
@@ -128,10 +233,10 @@ def test_what_sorts_packs_or_shuffles_stays_inside_an_epoch() -> None:
                 assert sorted({number for batch in found for number in batch.numbers.tolist()}) == list(range(10))
         sizes = [len(batch["lengths"]) for batch in islice(data.batch(8, window=64), 8)]
         assert sorted(sizes) == [2] * 4 + [8] * 4
-        chunked = data.select("input_ids").concat_chunk(7)
-        once = {tuple(chunk) for chunk in tokens_of(replace(chunked, repeats=False), 9)}
-        shuffled = tokens_of(chunked.shuffle(64), 2 * len(once))
-        assert {*map(tuple, shuffled[: len(once)])} == {*map(tuple, shuffled[len(once) :])} == once
+        packs = data.select("input_ids").pack_chunk(7)
+        once = sorted(tokens_of(replace(packs, repeats=False), 20))
+        shuffled = tokens_of(packs.shuffle(64), 2 * len(once))
+        assert sorted(shuffled[: len(once)]) == sorted(shuffled[len(once) :]) == once
 
 
 def test_epochs_stay_where_somebody_counts_them() -> None:

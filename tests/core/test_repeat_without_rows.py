@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +32,10 @@ def none(sample: dict[str, Any]) -> bool:
     return False
 
 
+def twice(data: bf.Dataset) -> list[bf.Dataset]:
+    return [data, data.map(lambda sample: {"y": 1})]
+
+
 ENDLESS: tuple[Callable[[], Any], ...] = (
     lambda: indexed().skip(1).stream().filter(none),
     lambda: indexed().stride(2, 0).stream().filter(none),
@@ -41,6 +48,30 @@ ENDLESS: tuple[Callable[[], Any], ...] = (
     lambda: bf.interleave_datasets([indexed(), indexed()]).stream().filter(none),
     lambda: bf.interleave_datasets([streamed(), streamed()]).filter(none).shuffle(100),
     lambda: indexed().skip(1).stream().filter(none).batch(10).prefetch(2),
+    lambda: indexed().take(10**9).stream().filter(none),
+    lambda: (
+        bf.zip_datasets([indexed().skip(1), bf.from_sequence([{"y": 1}] * 7, repeat=True).skip(1)])
+        .stream()
+        .filter(none)
+    ),
+    # what repeats as a whole, and what begins again as a part of something else
+    lambda: streamed().filter(none),
+    lambda: streamed().filter(none).batch_by_tokens(100),
+    lambda: indexed().batch_by_tokens(4, overlong="drop"),
+    lambda: bf.interleave_datasets([streamed(), streamed().filter(none)]),
+    lambda: bf.interleave_datasets([streamed().enumerate().filter(none), streamed()]),
+    lambda: bf.interleave_datasets([streamed(), bf.from_iterable([])], stop="all_repeat"),
+    lambda: bf.zip_datasets(twice(streamed().filter(none))),
+    lambda: bf.zip_datasets([streamed().skip(1), bf.from_iterable([{"y": 1}], repeat=True).skip(1)]).filter(none),
+    # above what holds rows: they have not reached whoever waits
+    lambda: streamed().concat_chunk(4, target_columns=["input_ids"]).filter(none),
+    lambda: streamed().concat_chunk(400).shuffle(3).filter(none).batch(2),
+    lambda: streamed().shuffle(6_000).filter(none),
+    lambda: streamed().pack_chunk(4, discard_long_samples=True),
+    lambda: streamed().skip(1).pack_chunk(4, discard_long_samples=True).shuffle(5),
+    lambda: streamed().skip(1).select("x").map(lambda sample: {"input_ids": []}).concat_chunk(2),
+    lambda: streamed().map(dict, max_workers=2).filter(none, max_workers=2).shuffle(100),
+    lambda: streamed().filter(none).skip(1).sliding_window(3),
 )
 
 
@@ -52,10 +83,69 @@ def test_epochs_without_a_sample_are_an_error_and_no_wait(
     threads = threading.active_count()
     with (
         endless().iter() as it,
-        pytest.raises(bf.DataError, match=r"^repeat: [\d,]+ epochs went by without a sample"),
+        pytest.raises(
+            bf.DataError, match=r"^1,[\d,]+ epochs of \(?from_\w+.* went by without a sample\. The data are empty"
+        ),
     ):
-        next(it)
+        deque(islice(it, 5_000), maxlen=0)
     assert threading.active_count() <= threads
+
+
+@pytest.mark.parametrize("read", ["peek", "cache", "to_store", "to_hf", "plans", "shapes", "loader", "column names"])
+def test_whoever_reads_is_told(read: str, tmp_path: Path) -> None:
+    def rows() -> bf.Dataset:
+        return streamed().skip(1).filter(none)
+
+    readers: dict[str, Callable[[], Any]] = {
+        "peek": lambda: rows().peek(1),
+        "cache": lambda: len(rows().take(5).cache()),
+        "to_store": lambda: rows().take(5).to_store(tmp_path / "store", version="1"),
+        "to_hf": lambda: rows().take(5).to_hf(tmp_path / "hf"),
+        "plans": lambda: list(rows().batch(2).plans()),
+        "shapes": lambda: rows().take(5).batch(2).shapes(),
+        "loader": lambda: list(streamed().filter(none).batch(2).loader(steps_per_epoch=3)),
+        "column names": lambda: bf.interleave_datasets([rows(), rows()]).filter(none).peek(1),
+    }
+    with pytest.raises(bf.DataError, match=r"^1,\d+ epochs of from_iterable .* went by without a sample"):
+        readers[read]()
+
+
+HONEST: dict[str, tuple[Callable[[], Any], int]] = {
+    "few chunks an epoch": (lambda: few(100).concat_chunk(90).shuffle(4), 1_500),
+    "a chunk longer than a thousand epochs": (lambda: few(1).concat_chunk(1_500), 2),
+    "a window of more than a thousand epochs": (lambda: few(2).concat_chunk(20).shuffle(120), 130),
+    "read ahead of a window": (lambda: few(2).skip(1).shuffle(1_200).filter(lambda sample: sample["x"] == 1), 700),
+    "packs": (lambda: few(1).skip(1).pack_chunk(1_200), 2),
+    "neighbours": (lambda: few(1).skip(1).sliding_window(1_200), 2),
+    "workers ahead": (lambda: few(1).skip(1).map(dict, max_workers=2).shuffle(600), 700),
+    "batches": (lambda: few(1).concat_chunk(30).batch_by_tokens(300, window=50).take(6), 6),
+    "packed batches": (lambda: few(1).concat_chunk(30).pack(90, window=50).take(6), 6),
+    "a source that is seldom due": (lambda: bf.interleave_datasets([few(2), few(1)], weights=[2_500, 1]), 6_000),
+}
+
+
+def few(count: int) -> bf.Dataset:
+    return bf.from_iterable([{"input_ids": [1], "x": number} for number in range(count)], repeat=True)
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_data_that_give_few_rows_an_epoch_go_on_without_an_alarm(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    made, count = HONEST[name]
+    assert sum(1 for _ in islice(made(), count)) == count
+    assert not caplog.records
+
+
+def test_the_error_comes_at_the_same_place_however_much_is_read_ahead() -> None:
+    def until_none(sample: dict[str, Any]) -> bool:
+        return bool(sample["number"] < 25)
+
+    for prefetch in (0, 1, 8):
+        taken: list[Any] = []
+        data = few(2).enumerate(count_column="number").map(dict, max_workers=prefetch).filter(until_none)
+        with data.shuffle(10).iter() as it, pytest.raises(bf.DataError) as error:
+            deque(map(taken.append, it), maxlen=0)
+        assert len(taken) == 20
+        assert str(error.value).startswith("1,0")
 
 
 def test_a_rare_sample_is_waited_for() -> None:

@@ -361,7 +361,7 @@ def test_another_shard_is_still_refused_where_weights_change() -> None:
 
     with draw.small(8), made((1, 1), 0).iter() as it:
         next(it), next(it)
-        with pytest.raises(bf.StateError, match="gave other rows than when this state was saved"):
+        with pytest.raises(bf.StateError, match=r"gave other rows at .* than when this state was saved"):
             made((1, 3), 1).iter(it.state_dict(), allow={"weights"})
 
 

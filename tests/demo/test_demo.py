@@ -25,6 +25,9 @@ def test_demo_shows_that_batches_after_a_kill_are_identical(tmp_path: Path) -> N
     assert 2 * brimful < random
     losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)\n", output)]
     assert losses[7] < losses[0]
+    last = re.search(r"last loss +unbroken (\d\.\d+), killed and resumed (\d\.\d+)\n", output)
+    assert last is not None
+    assert {*map(float, last.groups())} == {losses[7]} == {losses[-1]}, "it is the last one of each list"
     assert "\x1b" not in output
     assert max(map(len, output.splitlines())) <= 80
     assert list(tmp_path.glob("brimful*")) == []
@@ -45,7 +48,7 @@ UNBROKEN = [Step(number, f"digest {number}", 1.0) for number in range(1, 7)]
     ids=["identical", "one left out", "end missing", "one never written", "one different"],
 )
 def test_verdict(killed: list[Step], resumed: list[Step], same: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _verdict(stdout(), UNBROKEN, killed, resumed, 3, 4) is same
+    assert _verdict(stdout(), UNBROKEN, killed, resumed, 3, 4, 1) is same
     assert ("IDENTICAL" if same else "DIFFERENT") in capsys.readouterr().out
 
 

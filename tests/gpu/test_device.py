@@ -7,6 +7,7 @@ Skipped where there is none.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,6 +40,21 @@ def test_values_are_right_while_a_kernel_runs_long_and_buffers_turn_over(prefetc
         scratch = torch.full((ROWS, LENGTH), -1, device="cuda")  # wants the memory of batches that were dropped
         del batch, scratch
     assert torch.stack(sums).tolist() == [number * ROWS * LENGTH for number in range(200)]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+def test_what_a_loader_fills_again_on_the_device_is_seen_as_it_was(prefetch: int) -> None:
+    class Again:
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            ids = torch.zeros(ROWS, LENGTH, dtype=torch.int64, device="cuda")
+            for number in range(100):
+                yield {"input_ids": ids.fill_(number)}
+
+    sums = []
+    for batch in bf.AsyncLoader(Again(), "cuda", prefetch=prefetch):
+        sums.append(batch["input_ids"].sum())
+        busy(2)
+    assert torch.stack(sums).tolist() == [number * ROWS * LENGTH for number in range(100)]
 
 
 def test_batches_used_on_another_stream_are_kept_for_it() -> None:

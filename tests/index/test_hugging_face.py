@@ -136,8 +136,39 @@ def test_a_resume_is_exact_and_other_data_are_refused(data: Any) -> None:
     state = json.loads(json.dumps(it.state_dict()))
     assert len(list(bf.from_sequence(few).batch_by_tokens(40).iter(state))) == len(list(it))
     for other in (few.select(range(14)), few.select(range(14, -1, -1)), data.select(range(15))):
-        with pytest.raises(bf.StateError, match=r"from_sequence\.\w+ was .* when it was saved and is .* here"):
+        with pytest.raises(bf.StateError, match=r"from_sequence\.[\w.]+ was .* when it was saved and is .* here"):
             bf.from_sequence(other).batch_by_tokens(40).iter(state)
+
+
+def refused(one: Any, other: Any, column: str) -> None:
+    with bf.from_sequence(one).iter() as it:
+        next(it)
+    with pytest.raises(
+        bf.StateError, match=rf"from_sequence\.checksums\.{column} was \d+ when it was saved and is \d+ here"
+    ):
+        bf.from_sequence(other).iter(it.state_dict())
+
+
+def test_another_order_of_many_rows_is_refused(data: Any) -> None:
+    numbers = np.random.default_rng(0).permutation(COUNT)
+    for place in range(0, COUNT, 200):
+        swapped = numbers.copy()
+        swapped[[place, place + 1]] = swapped[[place + 1, place]]
+        refused(data.select(numbers), data.select(swapped), "input_ids")
+
+
+def test_other_values_of_the_same_size_are_refused_by_their_column() -> None:
+    """All numbers, all lengths, and all values of 1,024 rows, of which the first and the last are two."""
+    for count in (1, 1_000, 5_000):
+        rows = {"x": [*range(count)], "text": [f"{number:05d}" for number in range(count)], "ids": [[7, 8]] * count}
+        one = datasets.Dataset.from_dict(rows)
+        for number in {0, count // 2, count - 1}:
+            refused(one, datasets.Dataset.from_dict(rows | {"x": [*range(number), -1, *range(number + 1, count)]}), "x")
+        for name, value in (("text", "abcde"), ("ids", [7, 9])):
+            for number in {0, count - 1}:
+                values = [*rows[name][:number], value, *rows[name][number + 1 :]]
+                refused(one, datasets.Dataset.from_dict(rows | {name: values}), name)
+            refused(one, datasets.Dataset.from_dict(rows | {name: [value] * count}), name)
 
 
 def test_the_record_batches_of_a_table_are_no_part_of_what_a_state_knows(data: Any, tmp_path: Path) -> None:

@@ -345,13 +345,13 @@ def test_a_rerun_over_other_data_or_settings_is_refused_with_both_sides(tmp_path
     run()
     other = [*TEXTS]
     other[3] = other[3].replace("x", "y")  # as long as it was
-    with pytest.raises(StateError, match=r"samples\[0\] was '100 with the digest .*' when they were .* is '100 with"):
-        run(other)
-    with pytest.raises(StateError, match=r"samples\[0\] was '100 with the digest"):
-        run(bf.from_sequence([{"text": text} for text in other]))
     with pytest.raises(
-        StateError, match=r"samples was \['100 with the digest .*'\] when they were written and is \[\] here"
+        StateError, match=r"from_sequence\.checksums\.text was \d+ when they were written and is \d+ here"
     ):
+        run(other)
+    with pytest.raises(StateError, match=r"from_sequence\.checksums\.text was \d+ when they were written"):
+        run(bf.from_sequence([{"text": text} for text in other]))
+    with pytest.raises(StateError, match=r"was from_sequence.* when they were written and is from_iterable.* here"):
         run(bf.from_iterable(TEXTS))
     with pytest.raises(StateError, match=r"fn was 'spelled' when they were written and is 'noted' here"):
         run(fn=noted)

@@ -85,18 +85,40 @@ def refused(folder: Path) -> Any:
     return said
 
 
-def gathered(folder: Path) -> Any:
+def refuses(folder: Path) -> Any:
+    """A checkpoint that rank 1 loads with other data: what each says."""
+    train(batches("indexed", folder).loader(), saves=folder)
+    accelerator = Accelerator(cpu=True)
+    rows = rows_of(29 if accelerator.process_index else 30)
+    data = bf.from_sequence(rows, shuffle=True).batch_by_tokens(20, window=16).shard()
+    model = torch.nn.Embedding(64, 1)
+    prepare(accelerator, model, data.loader(), torch.optim.SGD(model.parameters(), 0.3, momentum=0.9))
+    try:
+        load(accelerator, checkpoints(folder)[0][0])
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
+def of_numbers(samples: list[Any]) -> dict[str, Any]:
+    """A batch without tokens, with a tensor that has no row of a sample."""
+    numbers = torch.tensor([int(sample["number"][0]) for sample in samples])
+    return {"edges": torch.zeros(7, 2), "number": numbers, "twice": 2 * numbers}
+
+
+def gathered(folder: Path, column: str) -> Any:
     """The samples of an epoch, gathered for a metric: 5 batches of 2 on 2 processes, the last one a filler."""
     accelerator = Accelerator(cpu=True)
-    loader = prepare(accelerator, bf.from_sequence(rows_of(10)).batch(2).shard().loader())
+    data = bf.from_sequence([{column: row["input_ids"], "name": "a row"} for row in rows_of(10)])
+    batches = data.batch(2) if column != "number" else data.batch(2, collate_fn=of_numbers)
+    loader = prepare(accelerator, batches.shard().loader())
     found: list[int] = []
     for batch in loader:
-        rows = batch["input_ids"][:, 0].tolist()
+        rows = batch[column].flatten(1)[:, 0].tolist() if batch[column].dim() > 1 else batch[column].tolist()
         found += accelerator.gather_for_metrics(rows, use_gather_object=True)
     return found
 
 
 if __name__ == "__main__":
     serve(
-        {job.__name__: job for job in (whole, killed, resumed, refused, gathered)}, "torch._dynamo"
+        {job.__name__: job for job in (whole, killed, resumed, refused, refuses, gathered)}, "torch._dynamo"
     )  # of optimizers and DDP

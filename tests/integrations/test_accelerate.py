@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
 from brimful.integrations.accelerate import load, prepare, save
+from brimful.isolation import guard
 from tests.integrations.accelerate_child import checkpoints, train
 
 
@@ -106,6 +107,35 @@ def test_loops_inside_loops_tell_of_their_own_ends(folder: Path) -> None:
         for _ in inner:
             break
     assert not accelerator.gradient_state.in_dataloader
+
+
+@pytest.mark.parametrize("ended", ["closed", "loaded", "gone on"])
+def test_a_loop_that_was_left_takes_nothing_from_the_one_after_it(folder: Path, ended: str) -> None:
+    accelerator, model = Accelerator(cpu=True, gradient_accumulation_steps=7), torch.nn.Linear(1, 1)
+    loader, model = prepare(accelerator, LOADERS["indexed"](folder), model)
+    older = iter(loader)
+    next(older)
+    if ended == "loaded":
+        loader.load_state_dict(loader.state_dict())
+    stepped = []
+    for number, _ in enumerate(loader, 1):
+        with accelerator.accumulate(model):
+            stepped.append(accelerator.sync_gradients)
+        if number == 2 and ended == "gone on":
+            assert list(older) == []
+        elif number == 2:
+            del older
+    assert len(stepped) % 7
+    assert stepped == [number % 7 == 0 or number == len(stepped) for number in range(1, len(stepped) + 1)]
+    assert not accelerator.gradient_state.in_dataloader
+
+
+def test_nothing_is_looked_for_in_batches_where_no_model_is_prepared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "segments_of", lambda batch: pytest.fail("it copies from the device"))
+    packed = bf.from_sequence(rows_of(20)).pack(20)
+    assert len(list(prepare(Accelerator(cpu=True), packed))) == len(packed)
 
 
 def test_what_prepare_is_given_comes_back_in_its_order(folder: Path) -> None:
@@ -266,6 +296,12 @@ def test_what_would_be_shared_out_twice_or_not_at_all_is_refused_on_all_processe
         assert sharded.startswith(twice)
 
 
+def test_a_process_that_refuses_its_state_tells_the_others(ranks_of: Any, folder: Path) -> None:
+    zero, (kind, words) = ranks_of(2, "refuses", folder)
+    assert (kind, words.partition(":")[0]) == ("StateError", "this state belongs to another pipeline")
+    assert zero == ["RankError", f"rank 1 failed: StateError: {words}"]
+
+
 @pytest.mark.parametrize(
     "loader",
     [bf.from_sequence(rows_of(3)).loader(), bf.from_sequence(rows_of(3)).batch(1).loader()],
@@ -279,8 +315,9 @@ def test_what_each_of_several_processes_would_get_all_of_is_refused(loader: Any)
         check_shared_out(loader, 2, "ranks", "each would get")
 
 
-def test_what_is_gathered_for_metrics_has_no_filler(ranks_of: Any, folder: Path) -> None:
-    for found in ranks_of(2, "gathered", folder):
+@pytest.mark.parametrize("column", ["input_ids", "pixels", "number"])
+def test_what_is_gathered_for_metrics_has_no_filler(ranks_of: Any, folder: Path, column: str) -> None:
+    for found in ranks_of(2, "gathered", folder, column):
         assert found == [row["input_ids"][0] for row in rows_of(10)]
 
 

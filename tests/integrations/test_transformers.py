@@ -40,6 +40,8 @@ from transformers import (
 
 from brimful.integrations.transformers import trainer_class
 from brimful.integrations.transformers.data import SKIPPED, Length, ModelInputs, Steps, own_share
+from brimful.isolation import guard
+from brimful.isolation.call import segments_of
 from tests.forks import Launch, forks_of
 from tests.integrations.trainers import (
     bert,
@@ -47,9 +49,11 @@ from tests.integrations.trainers import (
     indexed,
     llama,
     recorded,
+    regression,
     rows,
     run,
     settings,
+    squares,
     streamed,
     tokenizer,
     write_shards,
@@ -85,6 +89,26 @@ def test_a_run_resumed_at_any_step_is_the_unbroken_one(kind: str, accumulated: i
         assert rest.seen
         assert rest.seen == whole.seen[done : done + len(rest.seen)], step
         assert [log["epoch"] for log in rest.state.log_history[:-1]] == epochs[: min(step + 2, len(epochs) - 1)]
+
+
+@pytest.mark.parametrize("kind", ["indexed", "streamed"])
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"max_steps": 6}, 6), ({"max_steps": 5, "gradient_accumulation_steps": 3}, 5), ({"num_train_epochs": 1.5}, 11)],
+)
+def test_a_resume_at_the_end_is_the_end(kind: str, options: dict[str, Any], steps: int, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    first = run(tmp_path / "run", data_of(kind, tmp_path), **options)
+    steps = first.state.global_step if kind == "streamed" else steps
+    weights = [one.tolist() for one in first.model.parameters()]
+    for _ in range(2):
+        again = run(tmp_path / "run", data_of(kind, tmp_path), resume=True, **options)
+        assert (again.seen, again.state.global_step, again.state.epoch) == ([], steps, first.state.epoch)
+        assert [one.tolist() for one in again.model.parameters()] == weights
+    if "max_steps" in options:
+        less = run(tmp_path / "run", data_of(kind, tmp_path), resume=True, **options | {"max_steps": steps - 1})
+        more = run(tmp_path / "run", data_of(kind, tmp_path), resume=True, **options | {"max_steps": steps + 1})
+        assert (less.seen, more.state.global_step, len(more.seen) > 0) == ([], steps + 1, True)
 
 
 def test_what_was_read_for_a_broken_off_accumulation_comes_again(tmp_path: Path) -> None:
@@ -145,6 +169,12 @@ def test_a_killed_run_is_resumed_by_the_trainer(kind: str, world_size: int, tmp_
         order, rest = ([batch[0] for batch in trainer.seen] for trainer in (alone, resumed))
         place = next(number for number in range(len(order)) if order[number : number + len(rest)] == rest)
         assert all(any(batch[0] == ids for seen, *_ in whole for batch in seen[:6]) for ids in order[:place])
+
+
+def test_a_process_that_refuses_its_state_tells_the_others(tmp_path: Path, launch: Launch) -> None:
+    zero, (kind, words) = launch(2, "refused", tmp_path)
+    assert kind == "StateError"
+    assert zero == ["RankError", f"rank 1 failed: StateError: {words}"]
 
 
 def test_random_masks_are_the_same_after_a_resume(tmp_path: Path) -> None:
@@ -248,7 +278,7 @@ def test_other_settings_at_a_resume_are_said_and_lose_no_batch(
 # -- losses
 
 
-@pytest.mark.parametrize("kind", ["llama", "bert"])
+@pytest.mark.parametrize("kind", ["llama", "bert", "regression"])
 def test_two_processes_of_unequal_tokens_are_one_that_accumulates_two(
     kind: str, tmp_path: Path, launch: Launch
 ) -> None:
@@ -339,6 +369,122 @@ def test_a_compute_loss_func_gets_the_number_of_labels(tmp_path: Path) -> None:
     ).batch(1)
     run(tmp_path, data, compute_loss_func=own, max_steps=2, save_strategy="no")
     assert given == [1, 1], "of a shifted row one; of none one, as nothing can be divided by 0"
+
+
+# -- copies up to a static shape
+
+
+def shaped(samples: list[dict[str, Any]]) -> bf.Batches:
+    """Batches of 8 rows of 8 tokens, or 4 of 16, some of which are copies."""
+    return bf.from_sequence(samples).batch(bf.StaticShapes([8, 16], 64), window=40, shuffle_batches=False)
+
+
+def numbers(count: int = 23) -> list[dict[str, Any]]:
+    return [{"input_ids": row["input_ids"], "labels": len(row["input_ids"]) / 8} for row in rows(count)]
+
+
+def plain_squares(model: Any, samples: list[dict[str, Any]]) -> torch.Tensor:
+    """The mean loss of some samples, one after another."""
+    found = [model(input_ids=torch.tensor([one["input_ids"]])).logits[0, 0] - one["labels"] for one in samples]
+    return torch.stack(found).square().mean()
+
+
+def samples_of(batch: Any) -> list[dict[str, Any]]:
+    real = [
+        (ids, label)
+        for ids, label, weight in zip(batch["input_ids"], batch["labels"], batch["sample_weights"])
+        if weight
+    ]
+    return [{"input_ids": ids[ids > 0].tolist(), "labels": float(label)} for ids, label in real]
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_compute_loss_func_gets_the_real_rows_of_batches_with_copies(accumulated: int, tmp_path: Path) -> None:
+    data = shaped(numbers())
+    batches = list(data)
+    assert sum(int((batch["sample_weights"] == 0).sum()) for batch in batches)
+    model, plain = regression(0.0).double(), regression(0.0).double()
+    options = {"optim": "sgd", "num_train_epochs": 1, "save_strategy": "no", "gradient_accumulation_steps": accumulated}
+    trainer = run(tmp_path, data, model=model, compute_loss_func=squares, eval_dataset=data, **options)
+    losses, optimizer = [], torch.optim.SGD(plain.parameters(), 1e-2)
+    for first in range(0, len(batches), accumulated):
+        loss = plain_squares(
+            plain, [one for batch in batches[first : first + accumulated] for one in samples_of(batch)]
+        )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert [log["loss"] for log in trainer.state.log_history if "loss" in log] == pytest.approx(losses, rel=1e-6)
+    for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-9)
+    with torch.no_grad():
+        expected = float(plain_squares(plain, numbers()))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
+    result = trainer.predict(data)
+    assert result.predictions.shape == (23, 1)
+    assert result.label_ids.tolist() == [one["labels"] for batch in batches for one in samples_of(batch)]
+
+
+@pytest.mark.parametrize("labels", [0.5, True, None])
+def test_a_model_that_would_count_copies_in_its_own_loss_is_refused(labels: Any, tmp_path: Path) -> None:
+    class Mean(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, input_ids: Any = None, labels: Any = None) -> dict[str, Any]:
+            return {"loss": (self.weight * input_ids).mean()}
+
+    more = {} if labels is None else {"labels": labels}
+    data = shaped([{"input_ids": row["input_ids"]} | more for row in rows(23)])
+    message = r"^\d of the \d rows of this batch are copies .*The loss of Mean counts them: .*Give Trainer a compute_loss_func"
+    trainer = trainer_class(Trainer)(model=Mean(), args=settings(tmp_path, max_steps=9), train_dataset=data)
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+    if labels is not None:
+        with pytest.raises(ValueError, match=message):
+            trainer.evaluate(data)
+    whole = bf.from_sequence([{"input_ids": [1] * 8} | more] * 8).batch(bf.StaticShapes([8], 64))
+    assert trainer_class(Trainer)(model=Mean(), args=settings(tmp_path, max_steps=1), train_dataset=whole).train()
+
+
+def test_a_model_that_takes_the_weights_computes_its_own_loss(tmp_path: Path) -> None:
+    class Weighs(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, input_ids: Any = None, labels: Any = None, sample_weights: Any = None) -> dict[str, Any]:
+            return {"loss": (self.weight * labels * sample_weights).sum() / sample_weights.sum()}
+
+    trainer = trainer_class(Trainer)(
+        model=Weighs(), args=settings(tmp_path, max_steps=1), train_dataset=shaped(numbers())
+    )
+    expected = sum(one["labels"] for one in numbers()) / 23
+    assert trainer.evaluate(shaped(numbers()))["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_integer_labels_of_copies_count_for_nothing(tmp_path: Path) -> None:
+    data = shaped(rows(23))
+    trainer = recorded(Trainer)(model=bert(0.0), args=settings(tmp_path), eval_dataset=data)
+    other = trainer.evaluate(bf.from_sequence(rows(23)).batch(5))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(other["eval_loss"], rel=1e-5)
+    assert len(trainer.predict(data).predictions) == 23
+
+
+def test_a_compute_loss_func_is_told_the_labels_of_a_batch_in_evaluations(tmp_path: Path) -> None:
+    told = []
+
+    def own(outputs: Any, labels: Any, num_items_in_batch: Any) -> Any:
+        told.append((int(num_items_in_batch), len(labels)))
+        return squares(outputs, labels, num_items_in_batch)
+
+    trainer = recorded(Trainer)(model=regression(0.0), args=settings(tmp_path), compute_loss_func=own)
+    trainer.evaluate(shaped(numbers()))
+    assert sum(count for count, _ in told) == 23
+    assert all(count == size for count, size in told)
 
 
 # -- evaluation
@@ -508,7 +654,7 @@ def test_the_keys_are_those_that_forward_takes(tmp_path: Path) -> None:
 def test_a_batch_that_may_be_a_filler_and_does_not_say_so_is_refused() -> None:
     shared = own_share("train_dataset", bf.from_sequence(rows(9)).batch(9), 1, 2, 1)
     reader = ModelInputs(frozenset({"input_ids"}), "Model", shared=True)
-    assert [reader.read(batch).is_filler for batch in shared] == [True]
+    assert [reader.read(batch).rows for batch in shared] == [False]
     (batch,) = shared.map(lambda batch: {"input_ids": batch["input_ids"]})
     with pytest.raises(
         ValueError, match=r"nothing says whether this batch is a filler, .* as {\*\*batch, \.\.\.}, and"
@@ -708,13 +854,25 @@ def test_packed_batches_are_taken_by_a_model_that_keeps_their_samples_apart(tmp_
     assert len(run(tmp_path, packed(), max_steps=1, save_strategy="no").seen) == 1, "llama is served"
 
 
+@pytest.mark.parametrize(("isolation", "looks"), [("raise", 1), ("off", 0)])
+def test_what_the_check_of_packed_batches_copies_from_the_device_it_copies_once(
+    isolation: str, looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    monkeypatch.setattr(guard, "segments_of", lambda batch: found.append(1) or segments_of(batch))
+    made = trainer_class(Trainer, isolation=isolation)
+    args = settings(tmp_path, max_steps=5, save_strategy="no")
+    made(model=llama(), args=args, train_dataset=packed()).train()
+    assert len(found) == looks
+
+
 def test_trls_other_trainers_are_refused_by_name() -> None:
     trl = pytest.importorskip("trl")
     for base in (trl.DPOTrainer, type("Mine", (trl.RewardTrainer,), {})):
         name = {trl.DPOTrainer: "DPOTrainer"}.get(base, "RewardTrainer")
         message = (
             rf"^trainer_class does not serve TRL's {name}, which makes batches of its own columns and takes none that are made "
-            rf"already: of TRL's it serves SFTTrainer\. Give {name} itself samples, data\.to_hf\(\)"
+            rf"already: of TRL's it serves SFTTrainer\. Give {name} itself samples, a `datasets` data set"
         )
         with pytest.raises(TypeError, match=message):
             trainer_class(base)

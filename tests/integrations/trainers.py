@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -64,7 +65,19 @@ def bert(dropout: float = 0.1) -> Any:
     return BertForMaskedLM(BertConfig(**SIZES, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout))
 
 
-MODELS = {"llama": llama, "bert": bert}
+def regression(dropout: float = 0.1) -> Any:
+    """A number for each sample."""
+    set_seed(0)
+    more = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "num_labels": 1}
+    return BertForSequenceClassification(BertConfig(**SIZES, **more))
+
+
+def squares(outputs: Any, labels: Any, num_items_in_batch: Any) -> Any:
+    """A compute_loss_func for `regression`."""
+    return ((outputs.logits[:, 0] - labels) ** 2).sum() / num_items_in_batch
+
+
+MODELS = {"llama": llama, "bert": bert, "regression": regression}
 
 
 def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -175,13 +188,27 @@ def trained(folder: Path, kind: str, name: str, stop: int, resume: bool, steps: 
     return [trainer.seen, trainer.state.epoch, evaluated]
 
 
+def refused(folder: Path) -> Any:
+    """A resume of two processes, of which rank 1 has other data: what each says."""
+    run(folder / "run", indexed(), max_steps=2)
+    other = indexed() if os.environ["RANK"] == "0" else indexed(24)
+    try:
+        run(folder / "run", other, resume=True, max_steps=4)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
 def compared(folder: Path, kind: str, accumulated: int) -> Any:
     """What must be the same for two processes and for one that accumulates two batches."""
     samples = rows(35, seed=1)
     for row in samples[:9]:  # batches without a label
         row["labels"] = [-100] * len(row["labels"])
     samples.append({"number": 99, "input_ids": [5], "labels": [5]})
-    data = bf.from_sequence(samples).batch_by_tokens(40, window=16)
+    if kind == "regression":
+        samples = [row | {"labels": len(row["input_ids"]) / 8} for row in samples]
+        data = bf.from_sequence(samples).batch(bf.StaticShapes([8, 16], 48), window=16)
+    else:
+        data = bf.from_sequence(samples).batch_by_tokens(40, window=16)
     assert len(data) % 2, "the last step has a filler"
     model = MODELS[kind](0.0).double()
     trainer = run(
@@ -195,6 +222,7 @@ def compared(folder: Path, kind: str, accumulated: int) -> Any:
         optim="sgd",
         gradient_accumulation_steps=accumulated,
         max_grad_norm=0.1,
+        compute_loss_func=squares if kind == "regression" else None,
     )
     result = trainer.predict(data)
     logged = [
@@ -213,4 +241,4 @@ def compared(folder: Path, kind: str, accumulated: int) -> Any:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    serve({job.__name__: job for job in (trained, compared)}, "torch._dynamo")  # optimizers and DDP import it
+    serve({job.__name__: job for job in (trained, compared, refused)}, "torch._dynamo")  # optimizers and DDP import it

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pickle
 import re
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from benchmarks.plan import sft, wiki
 from brimful.plan import (
@@ -22,6 +25,7 @@ from brimful.plan import (
     TokenBudget,
     as_lengths,
 )
+from brimful.plan.plan import planned
 from tests.effort import examples
 
 MOST = 60  # tokens: every policy drawn here can place them, one or two lengths of half of it
@@ -151,6 +155,13 @@ def test_a_policy_is_a_value(policy: Policy) -> None:
     assert isinstance(policy, Policy)
 
 
+@pytest.mark.parametrize("name", LARGE)
+def test_every_policy_of_ours_makes_plans_that_fit(name: str) -> None:
+    lengths, longest = LARGE[name]
+    for policy in of_every_kind(longest):
+        assert len(planned(policy, lengths)) > 0
+
+
 @pytest.mark.parametrize("policy", of_every_kind(60), ids=repr)
 def test_no_samples_make_an_empty_plan(policy: Policy) -> None:
     plan = policy.plan([])
@@ -192,7 +203,10 @@ def test_lengths_may_be_of_any_integer_type(dtype: type) -> None:
         ([3, -1], "lengths must not be negative (sample 1 has -1)"),
         ([[3, 1], [2, -4]], "lengths must not be negative (sample 1 has [ 2 -4])"),
         (7, "lengths must have shape (n,) or (n, 2) (got ())"),
-        ([[1, 2, 3]], "lengths must have shape (n,) or (n, 2) (got (1, 3))"),
+        (
+            [[1, 2, 3]],
+            "lengths must have shape (n,) or (n, 2) (got (1, 3)); give length_column= one column or",
+        ),
     ],
 )
 @pytest.mark.parametrize("policy", [TokenBudget(10), FixedSize(1)])
@@ -214,6 +228,90 @@ def test_lengths_that_are_none_are_refused(policy: Policy, lengths: object, mess
 def test_a_plan_that_loses_or_repeats_a_sample_is_refused(batches: list[list[int]], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Plan.of([1, 2, 3], batches)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's policy, which has the plan already."""
+
+    made: Any
+    max_length = None
+
+    def plan(self, lengths: ArrayLike) -> Plan:
+        return self.made
+
+
+WHOLE = Plan.of([4, 2, 3], [[0, 2], [1]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"numbers": np.array([0, 2])}, "bounds must go from 0 to 2, the end of numbers (got 0 to 3)"),
+        (
+            {"numbers": np.array([0, 2]), "bounds": np.array([0, 1, 2])},
+            "sample 1 is in 0 batches; a plan has each in exactly one",
+        ),
+        ({"numbers": np.array([0, 2, 2])}, "sample 1 is in 0 batches; a plan has each in exactly one"),
+        ({"numbers": np.array([0, 2, 3])}, "sample numbers must be between 0 and 2 (got 0 to 3)"),
+        ({"bounds": np.array([0, 3, 3])}, "batch 1 is empty; leave it out"),
+        ({"bounds": np.array([0, 4, 3])}, "batch 1 is empty; leave it out"),
+        ({"bounds": np.array([1, 2, 3])}, "bounds must go from 0 to 3, the end of numbers (got 1 to 3)"),
+        (
+            {"padded_lengths": np.array([3, 2])},
+            "batch 0 is padded to 3 tokens, and its longest sample has 4; pad it to 4 at least",
+        ),
+        ({"padded_lengths": np.array([[4], [2]])}, "padded_lengths must be an array of int64 (2,) (got int64 (2, 1));"),
+        ({"padded_lengths": np.array([4.0, 2.0])}, "padded_lengths must be an array of int64 (2,) (got float64 (2,));"),
+        (
+            {"padded_sizes": [2, 1]},
+            "padded_sizes must be an array of int64 (2,) (got list); bf.Plan.of makes it of lists",
+        ),
+        (
+            {"padded_sizes": np.array([1, 1])},
+            "batch 0 has 1 rows, 4 slots, for 2 samples of 7 tokens; give it a row for each sample",
+        ),
+        ({"padded_sizes": np.array([2, 0])}, "batch 1 has 0 rows, 0 slots, for 1 samples of 2 tokens"),
+        (
+            {"padded_sizes": np.array([2, 3])},
+            "batch 1 has 3 rows for 1 samples. Copies of a sample fill it up, and they have no",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_its_samples_is_refused(changes: dict[str, Any], message: str) -> None:
+    words = f"Own.plan does not fit the 3 samples that it was given: {message}"
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
+        planned(Own(replace(WHOLE, **changes)), as_lengths([4, 2, 3]))
+
+
+def test_a_plan_that_fits_is_taken() -> None:
+    rows = Plan.of([4, 2, 3], [[0, 2], [1]], padded_lengths=[8, 8], padded_sizes=[1, 1])
+    for plan in (WHOLE, Plan.of([4, 2, 3], [[1], [0, 2]], padded_lengths=[6, 9]), rows, Plan.of([], [])):
+        assert planned(Own(plan), as_lengths([4, 2, 3] if len(plan) else [])) is plan
+
+
+def test_a_plan_of_pairs_holds_the_longest_of_each_length() -> None:
+    pairs = as_lengths([[4, 1], [2, 5]])
+    with pytest.raises(ValueError, match=re.escape("padded to 4 + 4 tokens, and its longest sample has 4 + 5")):
+        Plan.of(pairs, [[0, 1]], padded_lengths=[[4, 4]])
+    with pytest.raises(ValueError, match=re.escape("padded_lengths must be an array of int64 (1, 2) (got int64 (1,))")):
+        planned(Own(Plan.of([4, 5], [[0, 1]])), pairs)
+
+
+@given(of_pairs, pairs.filter(bool), st.data())
+@examples(100)
+def test_any_number_less_in_a_plan_is_seen(policy: Policy, pairs: list[tuple[int, int]], data: st.DataObject) -> None:
+    """One padded length shorter than the longest sample, one sample lost, one twice: each is refused, whatever the policy."""
+    lengths = as_lengths(pairs)
+    plan = planned(policy, lengths)
+    at = data.draw(st.integers(0, len(lengths) - 1))
+    batch = int(np.searchsorted(plan.bounds, at, side="right")) - 1
+    short, other = plan.padded_lengths.copy(), plan.numbers.copy()
+    short[batch] = lengths[plan.batches[batch]].max(axis=0) - data.draw(st.sampled_from([(1, 0), (0, 1), (1, 1)]))
+    other[at] = data.draw(st.integers(-1, len(lengths)).filter(lambda sample: sample != other[at]))
+    for wrong in (replace(plan, padded_lengths=short), replace(plan, numbers=other)):
+        with pytest.raises(ValueError, match=r"^Own\.plan does not fit"):
+            planned(Own(wrong), lengths)
 
 
 @pytest.mark.parametrize("policy", [StaticShapes([8], 16), Packed(16)], ids=["StaticShapes", "Packed"])

@@ -1,5 +1,6 @@
 """Writes what this release leaves behind: see chains.py. States name functions by their module, and `__main__` has none."""
 
-from tests.releases.chains import write
+import brimful as bf
+from tests.releases.chains import HERE, write
 
-write()
+write(HERE / bf.__version__)

@@ -251,11 +251,10 @@ def results(folder: Path, limit: int = len(TEXTS)) -> list[Any]:
     return [plain(one) for one in bf.map_batches_in_order(limited, TEXTS, 4, window=8, output=folder, version="1")]
 
 
-def write() -> None:
-    """Everything that this release leaves behind, unless it has left it already."""
+def write(folder: Path) -> None:
+    """Everything that this release leaves behind, in a new folder."""
     from tests.tokenizers import MARKED, chatty
 
-    folder = HERE / bf.__version__
     folder.mkdir()
     samples = [row(number) for number in range(40)]
     for part in range(4):

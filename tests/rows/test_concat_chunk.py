@@ -23,6 +23,25 @@ def test_samples_are_cut_end_to_end(rows: list[list[int]], length: int) -> None:
     assert it.stats["dropped_tokens"] == len(flat) - whole
 
 
+@given(st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=6), st.integers(1, 5))
+def test_a_last_chunk_is_shorter_where_the_remainder_is_kept(rows: list[list[int]], length: int) -> None:
+    flat = [value for row in rows for value in row]
+    data = tokens(*rows, labels=rows).concat_chunk(length, target_columns=("input_ids", "labels"), drop_remainder=False)
+    samples, it = counted(data)
+    expected = [flat[start : start + length] for start in range(0, len(flat), length)]
+    assert [sample["input_ids"].tolist() for sample in samples] == expected
+    assert [sample["labels"].tolist() for sample in samples] == expected
+    assert it.stats["dropped_tokens"] == 0
+
+
+def test_the_remainder_of_data_that_repeat_begins_the_next_epoch_either_way() -> None:
+    data = bf.from_sequence([{"input_ids": [1, 2, 3]}], repeat=True)
+    for drop in (True, False):
+        assert ids(data.concat_chunk(2, drop_remainder=drop).take(3)) == [[1, 2], [3, 1], [2, 3]]
+    with pytest.raises(TypeError, match=r"^drop_remainder must be True or False \(got 1\)$"):
+        data.concat_chunk(2, drop_remainder=1)  # type: ignore[arg-type]
+
+
 def test_chunks_go_over_the_ends_of_blocks() -> None:
     rows = [{"input_ids": [number] * 3} for number in range(1_000)]
     chunks = [sample["input_ids"].tolist() for sample in bf.from_iterable(rows).concat_chunk(1_000)]
@@ -33,7 +52,8 @@ def test_chunks_go_over_the_ends_of_blocks() -> None:
 def test_an_epoch_fills_the_chunk_that_the_one_before_began() -> None:
     data = bf.from_sequence([{"input_ids": [1, 2, 3]}], repeat=True).concat_chunk(2)
     assert ids(data.take(4)) == [[1, 2], [3, 1], [2, 3], [1, 2]]
-    assert ids(data.shuffle(4).take(2)) == [[1, 2]] * 2, "what is shuffled is of one epoch"
+    for size in (2, 4):
+        assert sorted(ids(data.shuffle(size).take(4))) == [[1, 2], [1, 2], [2, 3], [3, 1]], "what is shuffled, too"
 
 
 def test_a_chunk_comes_from_where_it_begins(tmp_path: Path) -> None:

@@ -72,6 +72,31 @@ def test_what_repeats_begins_its_own_next_epoch(kind: Any) -> None:
     assert len(set(epochs)) == 3
 
 
+@pytest.mark.parametrize("by", ["samples", "tokens"])
+def test_a_data_set_that_has_an_empty_epoch_comes_back(by: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def seldom(sample: dict[str, Any], rng: Any) -> bool:
+        return bool(rng.random() < 0.3)
+
+    rows = [{"input_ids": [1] * (1 + number % 3), "source": 0} for number in range(600)]
+    few = bf.from_iterable([{"input_ids": [2, 2], "source": 1}] * 2).filter(seldom, seed=1)
+    data = bf.interleave_datasets([bf.from_iterable(rows), few], stop="all_repeat", by=by)
+    sources = [sample["source"] for sample in data]
+    for first in range(0, 600, 150):
+        assert sum(sources[first : first + 150]) > 20
+    assert sources.count(0) == 600
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert said[0].startswith("2 epochs of from_iterable > filter went by without a sample; reading goes on")
+
+
+def test_a_data_set_that_only_has_empty_epochs_is_an_error_in_the_end() -> None:
+    data = bf.interleave_datasets([streamed("a" * 5_000), streamed("")], stop="all_repeat")
+    it = data.iter()
+    assert [next(it)["letter"] for _ in range(900)] == ["a"] * 900
+    with pytest.raises(bf.DataError, match=r"^1,000 epochs of from_iterable went by without a sample"):
+        list(it)
+
+
 @pytest.mark.parametrize("source", [bf.from_sequence, bf.from_iterable])
 def test_columns_of_one_are_null_in_the_others(source: Any) -> None:
     data = bf.interleave_datasets([source([{"a": 1}]), source([{"b": 2}])])

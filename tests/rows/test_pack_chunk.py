@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.rows.concat_chunk import ConcatChunk
+from brimful.rows.pack_chunk import PackChunk
+from brimful.testing import assert_exact_resume
+from tests import strategies as draw
 from tests.samples import counted, tokens
 
 
@@ -44,6 +51,83 @@ def test_what_is_cut_or_left_out_is_logged_once(caplog: pytest.LogCaptureFixture
         "pack_chunk(2) cuts longer samples",
         "pack_chunk(2) leaves out longer samples",
     ]
+
+
+@pytest.mark.parametrize("verb", ["pack_chunk", "concat_chunk"])
+def test_rows_that_put_no_token_into_a_chunk_are_not_held(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all of them would be, until a chunk is full, and a resume would read them again."""
+    held = 0
+
+    def cut(self: Any, rows: Any, *arguments: Any) -> Any:
+        nonlocal held
+        held = max(held, rows.num_rows)
+        return made(self, rows, *arguments)
+
+    cls = PackChunk if verb == "pack_chunk" else ConcatChunk
+    made = cls.cut
+    monkeypatch.setattr(cls, "cut", cut)
+    empty: list[int] = [1] * 9 if verb == "pack_chunk" else []
+    rows = [{"input_ids": [1, 1] if number % 500 == 0 else empty} for number in range(20_000)]
+    options = {"discard_long_samples": True} if verb == "pack_chunk" else {}
+    chunks = [sample["input_ids"].tolist() for sample in getattr(bf.from_iterable(rows), verb)(8, **options)]
+    assert chunks == [[1] * 8] * 10
+    assert held <= 24
+
+
+def test_a_resume_reads_few_of_the_rows_that_were_left_out() -> None:
+    read = 0
+
+    def counts(sample: dict[str, Any]) -> dict[str, Any]:
+        nonlocal read
+        read += 1
+        return sample
+
+    def run(every: int, at: Any, count: int) -> tuple[list[list[int]], Any]:
+        rows = ({"input_ids": [number] if number % every == 0 else [0] * 9} for number in range(60_000))
+        data = bf.from_iterable(list(rows)).map(counts).pack_chunk(3, discard_long_samples=True)
+        with data.iter(at) as it:
+            return [next(it)["input_ids"].tolist() for _ in range(count)], it.state_dict()
+
+    given, state = run(1_000, None, 15)
+    assert given == [[3_000 * number, 3_000 * number + 1_000, 3_000 * number + 2_000] for number in range(15)]
+    assert read > 40_000
+    read = 0
+    assert run(1_000, state, 2)[0] == [[45_000, 46_000, 47_000], [48_000, 49_000, 50_000]]
+    assert read < 20_000
+    # samples that are so far apart are no neighbours
+    given, state = run(5_000, None, 5)
+    assert given == [[number, number + 5_000] for number in range(0, 50_000, 10_000)]
+    read = 0
+    assert run(5_000, state, 1)[0] == [[50_000, 55_000]]
+    assert read < 30_000
+
+
+@pytest.mark.parametrize("size", [1, 3, 64])
+def test_samples_with_too_many_left_out_between_them_share_no_pack_however_blocks_are_cut(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("brimful.blocks.rechunk", "brimful.rows.pack_chunk"):
+        monkeypatch.setattr(f"{module}.MOST_LEFT_OUT", 5)
+    lengths = np.where(np.random.default_rng(1).random(200) < 0.6, 9, 1).tolist()
+    packs: list[list[int]] = [[]]
+    left_out = 0
+    for number, length in enumerate(lengths):
+        if length > 4:
+            left_out += 1
+            continue
+        if len(packs[-1]) == 4 or left_out >= 5:
+            packs.append([])
+        left_out = left_out if packs[-1] else 0
+        packs[-1].append(number)
+    assert {*map(len, packs)} >= {2, 3, 4}
+
+    def made() -> bf.Dataset:
+        rows = [{"input_ids": [number] * length} for number, length in enumerate(lengths)]
+        return bf.from_iterable(rows).pack_chunk(4, discard_long_samples=True)
+
+    with draw.small(size):
+        assert [sample["input_ids"].tolist() for sample in made()] == packs
+        assert_exact_resume(made, max_resumes=10)
 
 
 def test_packs_go_over_the_ends_of_blocks() -> None:

@@ -112,7 +112,7 @@ def test_rows_that_changed_are_refused() -> None:
         it = data("c").iter()
         assert [next(it)["text"], next(it)["text"]] == [["a", "b"], ["b", "c"]]
         assert next(data("c").iter(it.state_dict())) == {"text": ["c", "d"]}
-        with pytest.raises(bf.StateError, match="from_iterable gave other rows than when this state was saved"):
+        with pytest.raises(bf.StateError, match=r"from_iterable gave other rows at .* than when this state was saved"):
             next(data("ccc").iter(it.state_dict()))
 
 

@@ -121,14 +121,16 @@ def test_a_missing_file_is_named_when_the_stream_is_made() -> None:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_empty_data_end_also_where_they_repeat(tmp_path: Path, ending: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_data_end_and_are_an_error_where_they_repeat(tmp_path: Path, ending: str) -> None:
     urls = [write(tmp_path / f"blank{ending}", b"\n\n \n")]
     (tmp_path / "zero.jsonl").write_bytes(b"")
     urls += [str(tmp_path / "zero.jsonl"), write(tmp_path / f"nothing{ending}", b"")]
-    for repeat in (False, True):
-        assert list(bf.from_files(urls, repeat=repeat)) == []
-        assert list(bf.from_files(urls, repeat=repeat, columns=["a"]).shuffle(10).batch(2)) == []
-    assert "repeat: epoch 0 has no sample; the stream ends here" in caplog.text
+    assert list(bf.from_files(urls)) == []
+    assert list(bf.from_files(urls, columns=["a"]).shuffle(10).batch(2)) == []
+    with pytest.raises(
+        bf.DataError, match=r"^1,000 epochs of from_files > repeat went by without a sample\. The data are"
+    ):
+        list(bf.from_files(urls, repeat=True))
     with_one = [*urls, write(tmp_path / f"one{ending}", numbered(7, 1)), *urls]
     for active in (1, 3, 10):
         assert ids(bf.from_files(with_one, n_active_shards=active)) == [7]

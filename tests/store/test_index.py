@@ -180,6 +180,24 @@ def test_a_state_of_another_store_is_refused(store: Path, tmp_path: Path) -> Non
         bf.from_store(store).iter(it.state_dict())
 
 
+def test_a_state_of_a_store_with_other_values_is_refused_by_the_column(tmp_path: Path) -> None:
+    """Files of one name and size, and rows of one length, made it."""
+    for name, last in (("one", 7), ("other", 8)):
+        shard = tmp_path / "shard.jsonl"
+        shard.write_text("".join(f'{{"id": {n}, "input_ids": [{n}, {last if n == 4 else 1}]}}\n' for n in range(9)))
+        bf.from_files(str(shard)).to_store(tmp_path / name)
+    with bf.from_store(tmp_path / "one").iter() as it:
+        next(it)
+    other = bf.from_store(tmp_path / "other")
+    message = r"from_store\.checksums\.input_ids was \d+ when it was saved and is \d+ here"
+    with pytest.raises(bf.StateError, match=message):
+        other.iter(it.state_dict())
+    assert len(list(other.iter(it.state_dict(), allow={"rows"}))) == 8
+    with bf.from_store(tmp_path / "one", columns="id").iter() as it:
+        next(it)
+    assert len(list(bf.from_store(tmp_path / "other", columns="id").iter(it.state_dict()))) == 8
+
+
 def test_a_fingerprint_is_of_the_rows_not_of_how_they_are_cut(tmp_path: Path) -> None:
     for name, batch_bytes, lengths in [("a", 100, [1, 2] * 20), ("b", 150, [1, 2] * 20), ("c", 100, [2, 1] * 20)]:
         store_of(tmp_path / name, blocks_of(lengths, 5), batch_bytes, file_bytes=1000)

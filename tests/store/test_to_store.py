@@ -120,7 +120,7 @@ def test_a_store_whose_text_is_written_anew_is_named_where_a_store_was_made_of_i
 ) -> None:
     source, first, second = (tmp_path / name for name in ("a.jsonl", "first", "second"))
     for when in (1e9, 1e9 + 1):
-        write(source, [{"input_ids": [int(when)]}])
+        write(source, [{"input_ids": [7]}])
         os.utime(source, (when, when))
         bf.from_files(str(source)).to_store(first)
         with caplog.at_level(logging.WARNING, "brimful"):
@@ -130,6 +130,12 @@ def test_a_store_whose_text_is_written_anew_is_named_where_a_store_was_made_of_i
     assert message.startswith(
         f"the store {second} may be out of date: a file of the store {first} was written at 2001-09-09"
     )
+    write(source, [{"input_ids": [8]}])
+    bf.from_files(str(source)).to_store(first)
+    with pytest.raises(
+        bf.StateError, match=r"from_store\.checksums\.input_ids was \d+ when it was written and is \d+ here"
+    ):
+        bf.from_store(first).to_store(second)
 
 
 @pytest.mark.parametrize("when", [2.0**40, 2.0**50])

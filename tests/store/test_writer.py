@@ -261,7 +261,7 @@ def test_a_full_disk_is_named_holds_no_part_and_the_same_call_goes_on(tmp_path: 
 def test_an_empty_path_is_not_the_folder_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = bf.from_sequence(["a"])
-    for make in (rows.to_store, rows.to_hf, bf.from_store):
+    for make in (rows.to_store, bf.from_store):
         with pytest.raises(ValueError, match=r"^path must name a folder \(got ''\); '.' is the one that"):
             make("")
     with pytest.raises(ValueError, match=r"^output must name a folder \(got ''\)"):

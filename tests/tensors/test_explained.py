@@ -26,9 +26,9 @@ def files(tmp_path: Path) -> bf.Dataset:
     )
 
 
-def expected(number: int) -> tuple[int, str, int, int, str]:
+def expected(number: int) -> tuple[int, str, int, int, str, int]:
     ids = make.bert()(TEXTS[number])["input_ids"]
-    return number, f"shard a.jsonl, line {number + 1}", 0, len(ids), make.bert().decode(ids)
+    return number, f"shard a.jsonl, line {number + 1}", 0, len(ids), make.bert().decode(ids), number + 1
 
 
 LAYOUTS: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
@@ -55,10 +55,10 @@ LAYOUTS: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_sample_has_its_line_its_length_and_its_text(files: bf.Dataset, layout: str) -> None:
     batches = LAYOUTS[layout](files.tokenize(make.bert()))
-    found = [tuple(one) for batch in batches for one in batches.explain(batch)]
-    lines = [place for _, place, *_ in found]
+    found = [one for batch in batches for one in batches.explain(batch)]
+    lines = [one.place for one in found]
     assert sorted(lines) == [f"shard a.jsonl, line {line}" for line in range(1, 6)]
-    assert [one[1:] for one in found] == [expected(int(one[1].rpartition(" ")[2]) - 1)[1:] for one in found]
+    assert [one[1:] for one in found] == [expected(int(one.place.rpartition(" ")[2]) - 1)[1:] for one in found]
 
 
 def test_of_packed_rows_each_piece_is_told(files: bf.Dataset) -> None:
@@ -66,7 +66,7 @@ def test_of_packed_rows_each_piece_is_told(files: bf.Dataset) -> None:
     pieces = [one for batch in batches for one in batches.explain(batch)]
     last = [one for one in pieces if one.place == "shard a.jsonl, line 5"]
     assert sorted((one.first, one.length) for one in last) == [(0, 7), (7, 5)]
-    assert " ".join(one.text for one in sorted(last, key=lambda one: one.first) if one.text) == expected(4)[-1]
+    assert " ".join(one.text for one in sorted(last, key=lambda one: one.first) if one.text) == expected(4)[-2]
 
 
 def test_of_a_function_the_tensors_that_it_makes_are_told(files: bf.Dataset) -> None:

@@ -212,6 +212,7 @@ def rank_of_two(rank: int, folder: str) -> None:
     take_from_a_store(rank, folder)
     take_from_streams(rank, folder)
     take_a_step_of_tokens(rank, folder)
+    take_numbers_from_streams(rank, folder)
     # A thread of gloo's that gives back a tensor while the interpreter ends would abort the process, and with torch 2.6
     # destroy_process_group waits without end for a rank that is gone.
     os._exit(0)
@@ -340,6 +341,50 @@ def test_a_step_of_packed_streams_has_the_gradient_of_one_big_batch(of_two: Path
     assert torch.load(of_two / "step of tokens.1")[1] + torch.load(of_two / "step of tokens.0")[1] > 0, (
         "a rank had a filler"
     )
+
+
+def numbered(row: dict[str, Any]) -> dict[str, Any]:
+    return {"input_ids": row["input_ids"], "labels": len(row["input_ids"]) / 8}
+
+
+def batches_of_numbers(folder: str) -> bf.Batches:
+    """With a number for each sample; some batches have copies up to a static shape, and a rank has fillers."""
+    data = bf.from_files(f"{folder}/*.jsonl", streams=2).map(numbered)
+    return data.batch(bf.StaticShapes([8, 16, MOST], 48), window=6)
+
+
+def squares(batch: dict[str, Any], slope: torch.Tensor) -> torch.Tensor:
+    return (slope * batch["lengths"] - batch["labels"]) ** 2
+
+
+def take_numbers_from_streams(rank: int, folder: str) -> None:
+    """The gradients of every step of an epoch of unequal streams, which have other numbers of rows that count."""
+    slope = torch.ones((), dtype=torch.float64, requires_grad=True)
+    batches = list(batches_of_numbers(folder).shard(timeout_seconds=60))
+    found = []
+    for batch in batches:
+        bf.token_mean(squares(batch, slope), batch).backward()
+        assert slope.grad is not None
+        found.append(slope.grad.item())
+        slope.grad = None
+    copies = sum(int((batch["sample_weights"] == 0).sum()) for batch in batches if not batch["is_filler"])
+    torch.save((found, copies, sum(batch["is_filler"] for batch in batches)), f"{folder}/numbers.{rank}")
+
+
+def test_two_processes_with_a_number_a_sample_have_the_gradients_of_one(of_two: Path) -> None:
+    made = batches_of_numbers(str(of_two))
+    ranks = [torch.load(of_two / f"numbers.{rank}") for rank in range(2)]
+    steps: list[list[Any]] = [[] for _ in ranks[0][0]]
+    places = [state["position"]["next"] - 1 if state["position"] != "end" else None for state in states_of(made)]
+    last = max(place for place in places if place is not None)
+    for batch, place in zip(made, places, strict=True):
+        steps[(last + 2 if place is None else place) // 2].append(batch)
+    for step, *own in zip(steps, *(found for found, *_ in ranks), strict=True):
+        slope = torch.ones((), dtype=torch.float64, requires_grad=True)
+        torch.cat([squares(batch, slope)[batch["sample_weights"] > 0] for batch in step]).mean().backward()
+        assert slope.grad is not None
+        assert sum(own) / 2 == pytest.approx(slope.grad.item(), rel=1e-12)
+    assert all(sum(counts) for counts in zip(*(more for _, *more in ranks), strict=True)), "copies and fillers"
 
 
 def states_of(made: bf.Batches) -> list[Any]:

@@ -8,7 +8,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -290,6 +291,88 @@ class Streams:
         return SimpleNamespace(wait_event=lambda event: self.log.append(f"waits for {event.split()[0]}"))
 
 
+def copier_of(backend: Any, device: torch.device, *, copies: bool) -> StreamCopier:
+    made = StreamCopier.__new__(StreamCopier)
+    made._backend, made._device, made._copies, made._used = backend, device, copies, deque()
+    made._stream = backend.Stream(device)
+    return made
+
+
+class Late:
+    """A device whose copies come late, in their order. A stream that waits for an event waits at once."""
+
+    def __init__(self) -> None:
+        self._due: SimpleQueue[Any] = SimpleQueue()
+        self._here = threading.local()
+        self.copy = torch.Tensor.copy_
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while (due := self._due.get()) is not None:
+            time.sleep(0.002)
+            due()
+
+    def copied(self, into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        if not (non_blocking and getattr(self._here, "copies", False)):
+            return self.copy(into, source, non_blocking)
+        self._due.put(lambda: self.copy(into, source))
+        return into
+
+    def _event(self) -> threading.Event:
+        event = threading.Event()
+        self._due.put(event.set)
+        return event
+
+    def Stream(self, device: torch.device) -> Any:  # noqa: N802
+        return SimpleNamespace(record_event=self._event, wait_stream=lambda stream: None)
+
+    def Event(self, blocking: bool) -> Any:  # noqa: N802
+        return SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
+
+    def current_stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(wait_event=lambda event: event.wait())
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self._here.copies = True
+        yield
+        self._here.copies = False
+
+    def close(self) -> None:
+        self._due.put(None)
+
+
+@pytest.mark.parametrize("static_buffers", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("where", ["on the host", "on the device"])
+def test_a_loader_that_fills_its_tensors_again_is_never_seen_to(
+    where: str, prefetch: int, static_buffers: bool
+) -> None:
+    class Again:
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            ids = torch.zeros(1, 2, dtype=torch.int64)
+            for number in range(12):
+                yield {"input_ids": ids.fill_(number)}
+
+    device = (
+        torch.device("cpu", 0) if where == "on the host" else torch.device("cpu")
+    )  # what is on "cpu" is not on "cpu:0"
+    empty = torch.empty
+    with (
+        closing(Late()) as backend,
+        patch.object(on_device, "copier", lambda device, copies: copier_of(backend, device, copies=copies)),
+        patch.object(torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options)),
+        patch.object(torch.Tensor, "copy_", lambda into, *how, **more: backend.copied(into, *how, **more)),
+        patch.object(torch.Tensor, "record_stream", lambda self, stream: None),
+    ):
+        loader = bf.AsyncLoader(Again(), device, prefetch=prefetch, static_buffers=static_buffers)
+        found = []
+        for batch in loader:
+            found.append(batch["input_ids"].tolist())
+            time.sleep(0.005)  # so that all that may be ahead is
+    assert found == [[[number, number]] for number in range(12)]
+
+
 def test_a_batch_is_copied_once_from_pinned_memory_and_kept_until_the_compute_has_run() -> None:
     """The steps of a copy; that they do what they should is shown on a device (tests/gpu)."""
     backend, pinned, kept = Streams(), [], []
@@ -308,9 +391,7 @@ def test_a_batch_is_copied_once_from_pinned_memory_and_kept_until_the_compute_ha
         patch.object(torch, "empty", allocated),
         patch.object(torch.Tensor, "record_stream", lambda self, stream: kept.append(self.data_ptr())),
     ):
-        beside = StreamCopier.__new__(StreamCopier)
-        beside._backend, beside._device, beside._used = backend, torch.device("cpu", 0), deque()
-        beside._stream = backend.Stream(torch.device("cpu"))
+        beside = copier_of(backend, torch.device("cpu", 0), copies=False)
         sent = beside.send(batch)
         assert backend.log == ["copies"]
         out = beside.receive(sent)

@@ -160,15 +160,17 @@ class Batch:
     Args:
         plan: the batches that it was planned with; `place`: which of them it is.
         weight: of a data-parallel rank's batch; 0.0 for a filler.
+        num_ranks: how many ranks share the batches of a step; None where they are not shared out.
         num_labels: of this batch, of a data-parallel rank's of its whole step, on all ranks; None where not known.
         num_labels_here: where those are not known, of this rank's batches of an optimizer step.
         ends_step: whether it is the last one of an optimizer step; None where nothing says which ones are.
-        last: whether no batch of the window follows.
+        last: whether no batch of the window follows, of a data-parallel rank's none of that rank.
     """
 
     plan: PlannedBatches
     place: int = 0
     weight: float | None = None
+    num_ranks: int | None = None
     num_labels: NumLabels | None = None
     num_labels_here: NumLabels | None = None
     ends_step: bool | None = None

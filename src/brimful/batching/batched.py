@@ -128,12 +128,14 @@ class Batched(Stage[Batch]):
 
     @once
     def over_epochs(self) -> Stage[Batch] | None:
-        """Batches in arrival order fill up with what comes next, if of another epoch; what is sorted or shuffled stays in one."""
-        windows = self.upstream.over_epochs if self.planner.in_order and not self.shuffle_batches else None
+        """Batches in arrival order fill up with what comes next, if of another epoch; what is sorted or shuffled stays in one,
+        unless tokens are carried into the next."""
+        flows = self.carries or (self.planner.in_order and not self.shuffle_batches)
+        windows = self.upstream.over_epochs if flows else None
         return None if windows is None else replace(self, upstream=windows)
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0, *([] if self.balance_cost is None else [0])]
+        return [self.upstream.start(epoch), 0, [], *([] if self.balance_cost is None else [0])]
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         def batches(plan: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
@@ -149,16 +151,16 @@ class Batched(Stage[Batch]):
     ) -> Generator[tuple[T, State], None, None]:
         """The parts that `parts` makes of the batches of each window and their order; see `parts_of_windows`."""
         here = place(self)
-        waiting = Waiting()
+        waiting = Waiting(self, at[0])
         before = after = at[3] if self.balance_cost is not None else 0
 
-        def of_window(window: PlanningWindow, done: int, last: bool) -> Iterator[tuple[T, int]]:
+        def of_window(window: PlanningWindow, done: int, state: State) -> Iterator[tuple[T, int]]:
             nonlocal before, after
             key = random.key(self.seed, here, window.epoch, window.number)
-            plan = partial(self._planned, window, key, after, last)
+            plan = partial(self._planned, window, key, after, state == END)
             planned, order = tallied(plan)[0] if done else plan()  # what it left out was counted before
             before, after = after, (after + len(order)) % self.balance_group
-            waiting.got(len(order))
+            waiting.got(len(order), state)
             return parts(planned, order, done)
 
         with closing(parts_of_windows(self.upstream, at[:3], of_window)) as found:

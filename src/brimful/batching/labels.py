@@ -3,48 +3,119 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches
 from brimful.batching.window import IntArray, PlanningWindow
-from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, gather, loss_labels, numpy_of, ragged, trained_on
-from brimful.index.index import has_labels
+from brimful.blocks.ragged import (
+    LABELS,
+    NOT_TRAINED_ON,
+    SHIFTED,
+    gather,
+    is_list,
+    loss_labels,
+    numpy_of,
+    ragged,
+    trained_on,
+)
+from brimful.index.index import has_null
+
+TOKENS: Final = "input_ids"
 
 
 class LabelsFollow(NamedTuple):
-    """The number of the length column that `labels`, and that `shift_labels`, are cut with; None: they have lengths of their own,
-    and are not cut."""
+    """How the labels of a data set are counted, as far as settings say it.
+
+    Args:
+        labels, shifted: the number of the length column that `labels`, and that `shift_labels`, are cut with; None: they have
+            lengths of their own, and are not cut.
+        lengths: the length columns. Where one is missing, nothing is cut. Packing makes labels of the first where there are none.
+        as_numbers: those of the two that become tensors of fractions or truth values, of which -100 is one.
+    """
 
     labels: int | None = None
     shifted: int | None = None
+    lengths: tuple[str, ...] = (TOKENS,)
+    as_numbers: tuple[str, ...] = ()
+
+
+class Labels(NamedTuple):
+    """The labels that a loss is taken over.
+
+    Args:
+        name: their column, or the one that they are made of.
+        by: what counts as one: a "token" that is not -100, a "class" (a sample, unless all that it has are -100), a "sample".
+        follows: the number of the length column that tokens are cut with; None: they are not cut.
+    """
+
+    name: str
+    by: Literal["token", "class", "sample"]
+    follows: int | None = None
+
+
+def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> Labels | None:
+    """How the labels of rows of this schema are counted; None where there are none, or none that are numbers.
+
+    Lists of integers are those of tokens, unless they lie beside `input_ids` that are planned over, and do not go with them.
+
+    >>> schema = pa.schema(dict.fromkeys(["input_ids", "labels"], pa.list_(pa.int64())))
+    >>> labels_of(schema, False, LabelsFollow(labels=0)), labels_of(schema, False, LabelsFollow())
+    (Labels(name='labels', by='token', follows=0), Labels(name='labels', by='class', follows=None))
+    """
+    name = loss_labels(schema.names)
+    if name is None:
+        return Labels(follow.lengths[0], "token", 0) if packs else None
+    kind, depth = schema.field(name).type, 0
+    if isinstance(kind, pa.ExtensionType):  # arrays of one shape, which is not that of their storage
+        kind, depth = kind.storage_type, 1
+    while is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    follows = follow.shifted if name == SHIFTED else follow.labels
+    follows = follows if {*follow.lengths} <= {*schema.names} else None
+    if pa.types.is_integer(kind) and depth == 1 and (follows is not None or TOKENS not in follow.lengths):
+        return Labels(name, "token", follows)
+    if pa.types.is_integer(kind) and depth < 2 and name not in follow.as_numbers:
+        return Labels(name, "class")
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return Labels(name, "sample") if is_number else None
 
 
 def counted(batches: PlannedBatches, follow: LabelsFollow) -> Sequence[NumLabels | None]:
     """The number of labels of each batch that are trained on, where the index knows it, or packing makes them of the tokens; else
-    None. An index knows `labels` alone: where there are `shift_labels`, which the loss is taken over, `read` counts them.
+    None. An index knows `labels` alone: of `shift_labels` by token `read` counts them.
 
     Args:
         follow: labels of samples that are cut are counted one by one, and for this their rows are fetched.
     Price: 70 ns a sample; 10 ns a token of those that are cut.
     """
     window, numbers, pieces = batches.window, batches.numbers, batches.pieces
-    names = window.schema.names
-    if SHIFTED in names or window.num_labels is None:
-        if pieces is None or loss_labels(names):
-            return [None] * len(batches)
+    labels = labels_of(window.schema, pieces is not None, follow)
+    unknown: list[NumLabels | None] = [None] * len(batches)
+    if labels is None or (labels.by == "token" and labels.name == SHIFTED):
+        return unknown
+    is_made = labels.name not in (LABELS, SHIFTED)
+    knows = labels.by != "sample" and (window.index is not None or is_made)
+    found = window.num_labels(labels.name) if knows else None
+    counts: NDArray[Any] = np.ones(len(numbers), np.int64)
+    firsts: NDArray[Any] = np.zeros(len(numbers), np.int64)
+    if pieces is not None and is_made and (found is None or (found[0] == found[1]).all()):  # hardly any token is -100
         counts, firsts = pieces.lengths, pieces.lengths > 0  # each token but the first of a piece
-    else:
-        sizes, counts, firsts = window.num_labels[:, numbers]
-        if follow.labels is None:
-            firsts[:] = 0
-        else:
-            starts, kept = _kept(batches, slice(None), follow.labels)
+    elif found is not None:
+        sizes, counts, begins = found[:, numbers]
+        if labels.by == "class":
+            counts = np.minimum(counts, 1)
+        elif labels.follows is not None:
+            firsts = begins
+            starts, kept = _kept(batches, slice(None), labels.follows)
             cut = np.flatnonzero(kept < sizes)
             if len(cut):
-                counts[cut], firsts[cut] = _in_pieces(window, numbers[cut], starts[cut], kept[cut])
+                counts[cut], firsts[cut] = _in_pieces(window, labels.name, numbers[cut], starts[cut], kept[cut])
+    elif labels.by != "sample":
+        return unknown
     given, left_out = (batches.sums(each).tolist() for each in (counts, firsts))
     return list(map(NumLabels, given, left_out))
 
@@ -62,39 +133,40 @@ def step_labels(found: Sequence[NumLabels | None]) -> NumLabels | None:
 
 def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
     """The labels of a batch that the loss is taken over and that are trained on, counted in its rows; None where it has none that
-    are classes or numbers, one for each token or for each sample, or some are null.
+    are numbers, or some are null. A filler has none.
 
     Price: that of locating the rows, which is done once for all that the batch's window is asked for, and 10 ns a token.
     """
-    window, schema = batch.window, batch.window.block.schema
-    name = loss_labels(schema.names)
-    if name is None:
+    window, block = batch.window, batch.window.block
+    labels = labels_of(block.schema, batch.plan.pieces is not None, follow)
+    if labels is None or labels.name not in block.schema.names:
         return None
-    column = window.block.column(name)
-    one_each = batch.plan.pieces is None and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
-    if not (one_each or has_labels(column.type)):
-        return None
-    if column.null_count or (not one_each and column.flatten().null_count):
+    column = block.column(labels.name)
+    if has_null(column):
         return None  # whoever makes a tensor of it says which row
-    if one_each:
-        given = numpy_of(column)[window.rows[batch.numbers]] != NOT_TRAINED_ON
-        return NumLabels(int(np.count_nonzero(given)), 0)
-    labels = window.ragged(name)
-    begins, sizes = labels.spans(window.rows[batch.numbers])
-    follows = follow.shifted if name == SHIFTED else follow.labels
-    if follows is None:
-        return NumLabels(int(trained_on(*gather(labels.values, begins, sizes))[0].sum()), 0)
-    starts, kept = _kept(batch.plan, batch.span, follows)
+    if batch.weight == 0:
+        return NumLabels(0, 0)
+    rows = window.rows[batch.numbers]
+    if labels.by == "sample":
+        return NumLabels(len(rows), 0)
+    if not is_list(column.type):
+        return NumLabels(int(np.count_nonzero(numpy_of(column)[rows] != NOT_TRAINED_ON)), 0)
+    values = window.ragged(labels.name)
+    begins, sizes = values.spans(rows)
+    if labels.follows is None:
+        asked = trained_on(*gather(values.values, begins, sizes))[0]
+        return NumLabels(int(np.minimum(asked, 1).sum() if labels.by == "class" else asked.sum()), 0)
+    starts, kept = _kept(batch.plan, batch.span, labels.follows)
     goes_on = starts + kept < sizes
     begins, sizes = begins + starts, np.clip(sizes - starts, 0, kept)
     if (
-        name == SHIFTED
+        labels.name == SHIFTED
     ):  # the token that the last slot of a cut sample, or of a piece, would predict is not in the batch
         lasts = (begins + sizes - 1)[(sizes > 0) & ~goes_on]
         sizes = np.maximum(sizes - goes_on, 0)
-        edges = int(np.count_nonzero(labels.values[lasts] != NOT_TRAINED_ON))
-    counts, firsts = trained_on(*gather(labels.values, begins, sizes))
-    return NumLabels(int(counts.sum()), edges if name == SHIFTED else int(firsts.sum()))
+        edges = int(np.count_nonzero(values.values[lasts] != NOT_TRAINED_ON))
+    counts, firsts = trained_on(*gather(values.values, begins, sizes))
+    return NumLabels(int(counts.sum()), edges if labels.name == SHIFTED else int(firsts.sum()))
 
 
 def _kept(batches: PlannedBatches, which: slice, follows: int) -> tuple[IntArray, IntArray]:
@@ -106,12 +178,12 @@ def _kept(batches: PlannedBatches, which: slice, follows: int) -> tuple[IntArray
 
 
 def _in_pieces(
-    window: PlanningWindow, numbers: IntArray, starts: IntArray, sizes: IntArray
+    window: PlanningWindow, column: str, numbers: IntArray, starts: IntArray, sizes: IntArray
 ) -> tuple[IntArray, IntArray]:
     """How many labels of pieces of samples are trained on, and whether the first one is; the rows are fetched for it."""
     distinct, which = np.unique(window.samples[numbers], return_inverse=True)
     block, rows = window.locate(distinct)
-    labels = ragged(block, LABELS)
+    labels = ragged(block, column)
     begins = labels.spans(rows)[0][which] + starts
     low, high = int(begins.min()), int((begins + sizes).max())
     if high - low > 2 * int(sizes.sum()):  # of all rows there are, in memory: the wanted ones are put together first

@@ -10,6 +10,7 @@ import numpy as np
 
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.labels import LabelsFollow, counted, read, step_labels
+from brimful.core.errors import Counts, add_counts, apart, with_counts
 from brimful.core.once import once
 from brimful.core.repeat import endless
 from brimful.core.replay import whole_step
@@ -22,8 +23,8 @@ class MicroBatches(Stage[Batch]):
 
     Where neither an index nor the plan knows the labels of all ranks, they are this rank's. Steps are counted from the beginning
     of what they are made of, an epoch or epochs without end, whose last one may have fewer batches. State: the upstream's;
-    inside a step {"step": [micro_batches, ranks, batches of it to come, labels of it, where all ranks know them], "after": the
-    upstream's}. With another number of batches or ranks than were saved a step begins there.
+    inside a step {"step": [micro_batches, ranks, batches of it to come, labels of it so far, where all ranks know them], "after":
+    the upstream's}. With another number of batches or ranks than were saved a step begins there.
     """
 
     verb = ""
@@ -43,38 +44,49 @@ class MicroBatches(Stage[Batch]):
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         size = [self.micro_batches, self.upstream.num_ranks]
-        left, labels = self.micro_batches, None
+        left = self.micro_batches
+        so_far: NumLabels | None = NumLabels(0, 0)
         if isinstance(at, dict) and at.keys() == {"step", "after"}:
             *saved, to_come, known = at["step"]
             if saved == size:
-                left, labels = to_come, known and NumLabels(*known)
+                left, so_far = to_come, known and NumLabels(*known)
             at = at["after"]
-        with running(self.upstream, at) as items:
-            rest = whole_step(items, left) if labels is not None else islice(items, left)
-            while taken := list(rest):
+        with running(self.upstream, at) as found:
+            items = with_counts(found)
+            is_counted = left < self.micro_batches and so_far is not None
+            rest = whole_step(items, left) if is_counted else islice(items, left)
+            while True:
+                taken: list[tuple[tuple[Batch, State], Counts]]
+                taken, after_all = apart(list, rest)
+                if not taken:
+                    add_counts(after_all)
+                    break
                 rest = islice(items, self.micro_batches)
-                step = [batch for batch, _ in taken]
-                labels, here = labels or step_labels([batch.num_labels for batch in step]), None
-                if labels is None:
-                    here = self._here(step)
-                    if size[1] == 1:
-                        labels, here = here, None
-                for batch, after in taken:
+                step = [batch for (batch, _), _ in taken]
+                each, here = [batch.num_labels for batch in step], None
+                if None in each:
+                    own = self._here(step)
+                    each, here = (own, None) if size[1] == 1 else (each, step_labels(own))
+                labels = step_labels([so_far, *each])
+                for ((batch, after), left_out), of_batch in zip(taken, each, strict=True):
+                    add_counts(left_out)
                     left -= 1
                     ends = batch is step[-1]
+                    so_far = step_labels([so_far, of_batch])
                     weight = 1.0 if batch.weight is None else batch.weight
-                    own = replace(batch, weight=weight, num_labels=labels, num_labels_here=here, ends_step=ends)
-                    yield own, after if ends else {"step": [*size, left, labels and [*labels]], "after": after}
-                left, labels = self.micro_batches, None
+                    made = replace(batch, weight=weight, num_labels=labels, num_labels_here=here, ends_step=ends)
+                    yield made, after if ends else {"step": [*size, left, so_far and [*so_far]], "after": after}
+                add_counts(after_all)
+                left, so_far = self.micro_batches, NumLabels(0, 0)
 
-    def _here(self, step: Sequence[Batch]) -> NumLabels | None:
-        """Those of this rank, as an index or the plan knows them, or counted in the rows; None where there are none to count."""
+    def _here(self, step: Sequence[Batch]) -> list[NumLabels | None]:
+        """Those of each batch, as an index or the plan knows them, or counted in the rows; None where there are none to count."""
         known: list[NumLabels | None] = []
         for plan, own in groupby(step, lambda batch: batch.plan):
             known += counted(plan.part(np.array([batch.place for batch in own])), self.labels_follow)
         counts = [labels or read(batch, self.labels_follow) for labels, batch in zip(known, step, strict=True)]
         none = NumLabels(0, 0)  # a filler asks for no label
-        return step_labels([labels and (labels if batch.weight != 0 else none) for labels, batch in zip(counts, step)])
+        return [labels and (labels if batch.weight != 0 else none) for labels, batch in zip(counts, step)]
 
 
 def check_accumulation(batches: int | None, given: int, setting: str) -> None:

@@ -19,10 +19,11 @@ from brimful.core.errors import DataError, count, where
 from brimful.core.stage import described, runtime
 from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy
 from brimful.plan.balancing import in_turns, part_sums
-from brimful.plan.buckets import Rounded, Rounding
+from brimful.plan.buckets import Rounding
 from brimful.plan.budget import divided, sample_costs, share
 from brimful.plan.overlong import plan_with, split_long
-from brimful.plan.plan import joined
+from brimful.plan.plan import joined, planned
+from brimful.plan.rounded import Rounded
 
 PACKED_BATCHES: Final = 250
 """That a window of packed rows fills, where its size is chosen for the user: half of one, on average, is empty rows."""
@@ -134,8 +135,9 @@ class ByPolicy(BatchPlanner):
     def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
         plan = _placed(window, policy, self.overlong, self.parts)
-        shapes, static = (plan.padded_lengths, plan.padded_sizes), self.shapes() is not None
-        return PlannedBatches(window, plan.numbers, plan.bounds, *shapes, static=static, key=key)
+        rows = np.maximum(plan.padded_sizes, np.diff(plan.bounds))  # each sample has its own, also where a policy packs
+        static = self.shapes() is not None
+        return PlannedBatches(window, plan.numbers, plan.bounds, plan.padded_lengths, rows, static=static, key=key)
 
     def divided(self, parts: int) -> ByPolicy:
         return replace(self, policy=divided(self.policy, parts), parts=parts)
@@ -182,7 +184,9 @@ class ByPacking(BatchPlanner):
             numbers, starts = np.arange(len(window)), np.zeros(len(window), dtype=np.int64)
         # ahead of the plan: an error of a cost names what a user wrote, and not the policy's field
         costs = None if cost is None else sample_costs(lengths, cost, "balance_cost")
-        plan = _placed(window, self.policy, self.overlong) if self.overlong != "split" else self.policy.plan(lengths)
+        plan = (
+            _placed(window, self.policy, self.overlong) if self.overlong != "split" else planned(self.policy, lengths)
+        )
         order = random.permutation(len(plan), key) if self.shuffle else np.arange(len(plan))
         if costs is not None:
             order = self._even(plan, costs, order)
@@ -218,7 +222,8 @@ class ByKey(BatchPlanner):
     """Sorts by `key`, largest first, stable, and cuts: a batch has `batch_size` samples, or as many as `batch_size` of
     its first sample says, and never spans two values of `boundary_key`.
 
-    `overlong`: what becomes of a sample of which `batch_size` says less than 1: "raise", "alone" or "drop".
+    `overlong`: what becomes of a sample of which `batch_size` says less than 1: "raise", "alone" or "drop". One that is longer
+    than every bucket is dropped by "drop" alone.
 
     Price: Python, up to three calls a sample.
     """
@@ -245,7 +250,7 @@ class ByKey(BatchPlanner):
         rows = samples(block)
         keys = list(call("batch_by", self.key, block))
         bounds = list(call("batch_by", self.boundary_key, block)) if self.boundary_key else [None] * len(rows)
-        order = sorted(range(len(rows)), key=keys.__getitem__, reverse=True)
+        order = self._in_buckets(window, sorted(range(len(rows)), key=keys.__getitem__, reverse=True))
         batches: list[NDArray[np.int64]] = []
         longest: list[NDArray[np.int64]] = []
         start = 0
@@ -277,6 +282,25 @@ class ByKey(BatchPlanner):
     def complete(self, batches: PlannedBatches, last: bool) -> NDArray[np.bool_]:
         return _full(batches, self.batch_size if isinstance(self.batch_size, int) else None, last)
 
+    def _in_buckets(self, window: PlanningWindow, order: list[int]) -> list[int]:
+        """The samples that a bucket holds; another one is an error, unless it is dropped, and counted."""
+        most = None if self.rounding is None else self.rounding.longest(None)
+        longest = window.lengths.reshape(len(window), -1).max(axis=1, initial=0)
+        if most is None or longest.max(initial=0) <= most:
+            return order
+        beyond = np.flatnonzero(longest > most)
+        place, words = where(window.block, int(window.rows[beyond[0]])), f"buckets of at most {most:,}"
+        if self.overlong != "drop":
+            raise DataError(
+                f"a sample of {longest[beyond[0]]:,} tokens ({place}) cannot fit {words}; truncate or filter it, add a longer "
+                "bucket, or set overlong='drop'"
+            )
+        count(
+            "dropped", len(beyond), f"overlong: {len(beyond):,} samples of a window dropped, which cannot fit {words}"
+        )
+        count("dropped_tokens", int(window.lengths[beyond].sum()))
+        return [sample for sample in order if longest[sample] <= most]
+
     def _leave(self, size: int, place: str, tokens: int) -> None:
         """A sample that no batch may have, as `batch_size` says; an error, unless it is left alone or dropped, and counted."""
         if self.overlong == "raise":
@@ -293,12 +317,13 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: i
     try:
         plan, counts = plan_with(policy, window.lengths, overlong)
     except OverlongError as error:
-        own = window.part(np.array([error.sample]))  # no other sample is fetched for it
-        place = where(own.block, int(own.rows[0]))
+        words = str(error)
+        if 0 <= error.sample < len(window):
+            own = window.part(np.array([error.sample]))  # no other sample is fetched for it
+            words = error.located(where(own.block, int(own.rows[0])))
         share = f" (each of the {parts} micro_batches of a step has an equal share)" if parts > 1 else ""
-        raise DataError(
-            f"{error.located(place)}{share}; or set overlong='truncate' or 'drop' for such samples"
-        ) from error
+        ways = "'truncate' or 'drop'" if overlong in ("raise", "alone") else "'drop'"
+        raise DataError(f"{words}{share}; or set overlong={ways} for such samples") from error
     tokens = counts.pop("dropped_tokens")
     for name, number in counts.items():
         if number:

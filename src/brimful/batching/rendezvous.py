@@ -6,6 +6,8 @@ Rank 0 opens a run (`OpenRuns`), and each other one joins the first that is like
     others   joined()    the first open run with the same header and place in which this rank has not been yet
     all      left()      the last of them removes what the run had in the store
 
+A rank that refuses its state comes to no run: `tell_refused` says so to those that wait for it.
+
 So ranks that began unequally often, as one was interrupted and tried again, find the next run of rank 0's; and runs that the
 threads of a process begin in another order than those of rank 0 find their own.
 
@@ -26,7 +28,7 @@ from typing import Any, Final
 from uuid import uuid4
 from zlib import crc32
 
-from brimful.core.background import Stopped, belongs
+from brimful.core.background import Stopped, Workers, belongs
 from brimful.core.errors import RankError, StateError
 from brimful.core.stage import State, header_difference
 
@@ -76,6 +78,7 @@ class Rendezvous:
         self._runs = OpenRuns(store, name, rank, world_size, header, place)
         self._name = ""
         self._posted = -1
+        self._refused: tuple[str, float] | None = None  # what is said of a rank that refused its state, since when
         belongs(self)
 
     def begin(self) -> None:
@@ -116,6 +119,7 @@ class Rendezvous:
                 if waited - noticed > _NOTICE:
                     noticed = waited
                     self._look_for_gone(number)
+                    self._look_for_refused()
                     if min(self._waited, waited) > self._timeout_seconds:
                         error = TimeoutError(self._missing(number))
                         self.fail(error, posted=number - 1)  # others may wait longer, or lose the store with this rank
@@ -130,6 +134,7 @@ class Rendezvous:
             if name is not None:
                 return name
             if waited > patience:
+                self._look_for_refused()
                 if self._runs.words is not None:
                     raise RankError(self._runs.words)
                 if (other := self._runs.other()) is not None:
@@ -225,6 +230,14 @@ class Rendezvous:
             if posted < number:
                 raise RankError(words)
 
+    def _look_for_refused(self) -> None:
+        """A rank that refused its state does not come, unless it goes on with another one soon."""
+        words = self._runs.refused(self._name)
+        if words is None or self._refused is None or self._refused[0] != words:
+            self._refused = None if words is None else (words, time.monotonic())
+        elif time.monotonic() - self._refused[1] > min(_PATIENCE, self._timeout_seconds / 2):
+            raise RankError(words)
+
     def _missing(self, number: int) -> str:
         """The ranks that have not posted a round, in words."""
         late = []
@@ -285,6 +298,15 @@ class OpenRuns:
         key = f"brimful/came.{self._world_size}/{rank}"
         name = self._store.get(key).decode() if self._has(key) else self._name
         return "" if name == self._name else f"; it last began {name}"
+
+    def refused(self, name: str) -> str | None:
+        """What is said of a rank that refused its state, is not in the run of this name, and has refused more often than this
+        one: ranks that all refuse one may all begin anew."""
+        if not self._has(key := _notice(self._world_size)):
+            return None
+        rank, number, words = json.loads(self._store.get(key))
+        own = int(self._store.add(_refusals(self._rank, self._world_size), 0))
+        return None if number <= own or self._has(f"{name}/rank/{rank}") else str(words)
 
     def opened(self) -> str:
         """The name of a new run."""
@@ -363,6 +385,41 @@ class OpenRuns:
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([key]))
+
+
+_TOLD: Final[set[tuple[int, int]]] = set()
+"""Ranks of this process, and of how many, that refused a state and have taken none since."""
+
+
+def tell_refused(store: Any, rank: int, world_size: int, error: BaseException | None) -> None:
+    """Tells ranks that wait for this one, or will, why it does not come to a run; None: it will come.
+
+    The store may be stuck, and so a thread asks it.
+    """
+    if error is None and (rank, world_size) not in _TOLD:
+        return
+
+    def tell() -> None:
+        if error is not None:
+            _TOLD.add((rank, world_size))
+            number = int(store.add(_refusals(rank, world_size), 1))
+            words = f"rank {rank} failed: {type(error).__name__}: {error}"
+            store.set(_notice(world_size), json.dumps([rank, number, words]))
+        else:
+            _TOLD.discard((rank, world_size))
+            if store.check([_notice(world_size)]) and json.loads(store.get(_notice(world_size)))[0] == rank:
+                store.delete_key(_notice(world_size))
+
+    with suppress(Exception), Workers(1, "refused") as workers:
+        workers.submit(tell).result(_GRACE)
+
+
+def _notice(world_size: int) -> str:
+    return f"brimful/refused.{world_size}"
+
+
+def _refusals(rank: int, world_size: int) -> str:
+    return f"brimful/refusals.{world_size}/{rank}"
 
 
 _DIFFERENT: Final = "the ranks run different pipelines", "the ranks are at different places"

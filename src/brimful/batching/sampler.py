@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from brimful.batching.batch import Batch
 from brimful.batching.batched import Batched, ShuffleBatches, check_shuffle
@@ -122,10 +122,11 @@ class BatchSampler:
         self.policy, self.uneven = policy, uneven
         values, longest = as_lengths(lengths), policy.max_length
         if overlong == "raise" and values.ndim == 1 and longest is not None and values.max(initial=0) > longest:
-            policy.plan(values)  # which says which sample, and what to do
+            plan_with(policy, values)  # which says which sample, and what to do
         if isinstance(window, str):
             one_of("window", window, "auto")
-            window = _auto_rows(policy, values)
+            some = values[np.linspace(0, len(values) - 1, min(len(values), _ENOUGH), dtype=np.int64)]
+            window = auto_rows(policy, some) if len(some) else 1
         self._rows = integer("window", window, 1, "sample")
         self._samples = FromSequence(LengthIndex(values), shuffle, seed)
         windows = Planned(self._samples, self._rows, lengths_required=True)
@@ -328,15 +329,6 @@ class BatchSampler:
         names = "drop_last", "shuffle_batches", "balance_group"
         order = {name: getattr(self._batches, name) for name in names} | {"window": self._rows}
         return {"verb": "BatchSampler"} | self._samples.settings() | self._batches.planner.settings() | order
-
-
-def _auto_rows(policy: Policy, lengths: NDArray[np.int64]) -> int:
-    """The samples in an automatic window."""
-    sample = lengths[np.linspace(0, len(lengths) - 1, min(len(lengths), _ENOUGH), dtype=np.int64)]
-    if sample.ndim == 2:  # which pairs are too long, only the policy can say
-        kept = plan_with(policy, sample, "drop")[0].batches
-        sample = sample[np.concatenate(kept)] if kept else sample[:0]
-    return auto_rows(policy, sample) if len(sample) else 1
 
 
 @dataclass

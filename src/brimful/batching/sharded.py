@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches, Uneven, apart, filler
 from brimful.batching.distributed import in_words, resolve, say_split_groups
 from brimful.batching.labels import counted, step_labels
+from brimful.core.errors import with_counts
 from brimful.core.stage import END, Stage, State, running, runtime
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ class Sharded(Stage[Batch]):
 
         def weighed(own: _Place | None, weight: float) -> Batch:
             assert own is not None
-            return Batch(*own, weight=weight, num_labels=step_labels(step.labels))
+            last = own[1] + 1 == len(own[0])  # of this rank's
+            labels = step_labels(step.labels)
+            return Batch(*own, weight=weight, num_ranks=world_size, num_labels=labels, last=last)
 
         def steps(planned: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
             """The rank's batch of each step that ends among the batches of a window; of a step that goes on, it is kept."""
@@ -129,7 +132,7 @@ class Sharded(Stage[Batch]):
     def _firsts(self, epoch: int, count: int) -> list[tuple[Batch, NumLabels | None]]:
         """Batches from the beginning of the epoch, beginning again where it has fewer, with their labels."""
         with running(self.upstream, self.upstream.start(epoch)) as items:
-            batches = [batch for batch, _ in islice(items, count)]
+            batches = [batch for (batch, _), _ in islice(with_counts(items), count)]  # counted when they came first
         follow = self.upstream.labels_follow
         known = [counted(batch.plan.part(np.array([batch.place])), follow)[0] for batch in batches]
         return list(islice(cycle(zip(batches, known, strict=True)), count))

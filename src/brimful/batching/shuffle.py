@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, parts_of_windows
 from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import EMPTY
 from brimful.core import random
 from brimful.core.ahead import Ahead
 from brimful.core.errors import settle
@@ -40,15 +41,17 @@ class Shuffle(Stage[Block]):
         return Ahead(Buffered(self.upstream, self.buffer_size), 1, "window")
 
     def start(self, epoch: int) -> State:
-        return [self.windows.start(epoch), 0, 0]
+        return [self.windows.start(epoch), 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         here = place(self)
 
-        def blocks(window: PlanningWindow, done: int, last: bool) -> Iterator[tuple[Block, int]]:
+        def blocks(window: PlanningWindow, done: int, _: State) -> Iterator[tuple[Block, int]]:
             order = random.permutation(len(window), random.key(self.seed, here, window.epoch, window.number))
             for first in range(done, len(window), BLOCK_ROWS):
                 end = first + BLOCK_ROWS
                 yield window.take(order[first:end]), end if end < len(window) else 0
 
-        yield from parts_of_windows(self.windows, at, blocks)
+        yield from parts_of_windows(
+            self.windows, at, blocks, lambda window: EMPTY if len(window) > BLOCK_ROWS else None
+        )

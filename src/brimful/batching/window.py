@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import Ragged, array_of, ragged
 from brimful.core.errors import ORIGIN
 from brimful.core.once import once
-from brimful.index.index import Index, RowSpans
+from brimful.index.index import Index, RowSpans, label_counts
 
 IntArray: TypeAlias = NDArray[np.int64]
 
@@ -29,7 +29,7 @@ class PlanningWindow:
         samples: which row of the data set each of them is, of a stream which of the window, int64 (n,).
         locate: gives a block that holds rows of these numbers and, int64, which row of it each of them is; called when the
             first sample is wanted, once for all of them.
-        crc32: the checksum that a replay must reproduce; 0 where the header says it already.
+        checksums: those that a replay must reproduce, by column; none where the header says them already.
         index: of the rows, where they need not be here: it knows their columns, perhaps also their labels, without a block.
         texts_at: gives the text of rows of the data set, which windows do not hold; None where the rows have none.
     """
@@ -39,17 +39,23 @@ class PlanningWindow:
     lengths: IntArray
     samples: IntArray
     locate: Callable[[IntArray], tuple[Block, IntArray]]
-    crc32: int = 0
+    checksums: dict[str, int] = field(default_factory=dict)
     index: Index | None = None
     texts_at: Callable[[IntArray], list[str] | None] = lambda numbers: None
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @once
-    def num_labels(self) -> IntArray | None:
+    def num_labels(self, column: str) -> IntArray | None:
         """For each sample: its labels, those that are trained on, and whether the first one is, int64 (3, n); None: not known."""
-        return None if self.index is None else self.index.num_labels_at(self.samples)
+        if column not in self._num_labels:
+            known = self.index
+            self._num_labels[column] = (
+                label_counts([self.block], column)[:, self.rows].astype(np.int64)
+                if known is None
+                else known.num_labels_at(self.samples, column)
+            )
+        return self._num_labels[column]
 
     @property
     def schema(self) -> pa.Schema:
@@ -107,4 +113,8 @@ class PlanningWindow:
 
     @once
     def _columns(self) -> dict[str, Ragged]:
+        return {}
+
+    @once
+    def _num_labels(self) -> dict[str, IntArray | None]:
         return {}

@@ -17,18 +17,19 @@ from numpy.typing import NDArray
 
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, check_replay, visible
+from brimful.blocks.checksums import RowChecksums, checksums, in_state
 from brimful.blocks.choice import Choice
-from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, fingerprint, token_counts, unmasked
+from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, token_counts, unmasked
 from brimful.blocks.texts import TokenizedText, texts_in
-from brimful.core.errors import warn_once
+from brimful.core.errors import Counts, add_counts, again, apart, warn_once
 from brimful.core.once import once
-from brimful.core.repeat import Waiting, endless, passed
+from brimful.core.repeat import awaited, endless
 from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat
 from brimful.index.view import ChosenIndex, UnmaskedIndex
-from brimful.plan import Policy
-from brimful.plan.overlong import unplaceable
+from brimful.plan import OverlongError, Policy
+from brimful.plan.overlong import placeable
 from brimful.plan.window import rest_rows, window_ends, window_rows
 
 T = TypeVar("T")
@@ -71,11 +72,11 @@ def auto_rows(policy: Policy, lengths: NDArray[np.int64], batches: int | None = 
     """How many rows a window needs for 1 % padding under `policy`, or for so many batches, judged by some lengths."""
     if policy.max_length is not None and lengths.ndim == 1:
         lengths = np.minimum(lengths, policy.max_length)
-    elif len(fitting := np.delete(lengths, unplaceable(policy, lengths), axis=0)) < len(lengths):
-        if not len(fitting):
-            return len(lengths)
-        lengths = fitting
-    return window_rows(policy, lengths, batches=batches)
+    try:
+        return window_rows(policy, lengths, batches=batches)
+    except OverlongError:
+        fitting = lengths[placeable(policy, lengths)]
+    return window_rows(policy, fitting, batches=batches) if len(fitting) else len(lengths)
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class Buffered(Windowed):
     `first`: the rows of the first window where a size is given; each later one has four times as many too. It is for batches in
     arrival order, which are the same in windows of any size.
 
-    State: [epoch, rows' state before the block in which the window begins, rows of it that came before,
-    their crc32 with the rest of that block, number of the window, size]. A resume reads the rows of the window again.
+    State: [epoch, rows' state before the block in which the window begins, rows of it that came before, its rows, their
+    checksums, number of the window, size]. A resume reads the rows of the window again. They may come in other blocks then.
     """
 
     upstream: Stage[Block]
@@ -103,29 +104,36 @@ class Buffered(Windowed):
         return replace(self, upstream=endless(self.upstream))
 
     def start(self, epoch: int) -> State:
-        return [epoch, self.upstream.start(epoch), 0, 0, 0, self.size]
+        return [epoch, self.upstream.start(epoch), 0, 0, [], 0, self.size]
 
     def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
-        epoch, before, skip, crc, number, size = at
+        epoch, before, skip, compared, saved, number, size = at
         held: deque[_BlockInParts] = deque()
+        replayed = RowChecksums()
         rows = 0
         ended = False
-        waiting = Waiting()
-        with running(self.upstream, before) as items:
+        with awaited(self.upstream, before) as items:
             while True:
                 most = self._most(size, number)
-                while not ended and rows < (most + rest_rows(most) if size else AUTO_SAMPLE):
-                    block, after = next(items, (EMPTY, END))
+                while not ended and (compared or rows < (most + rest_rows(most) if size else AUTO_SAMPLE)):
+                    (block, after), left_out = apart(next, items, (EMPTY, END))
                     ended = after == END
-                    waiting.got(block.num_rows)
                     block = self.text.held(block)
+                    if compared:
+                        replayed.add(self.text.without(block.slice(0, compared)))
+                        compared -= min(compared, block.num_rows)
+                        if ended or not compared:
+                            check_replay(self.upstream, replayed.by_column(), saved, f"window {number}")
                     if skip:
-                        check_replay(self.upstream, self._crc32(block), crc, f"window {number}")
-                    if block.num_rows > skip:
-                        held.append(_BlockInParts(before, skip, crc, block.slice(skip)))
-                        rows += block.num_rows - skip
-                    before, skip, crc = after, 0, 0
+                        left_out = {}  # it was counted before
+                    gone = min(skip, block.num_rows)
+                    if block.num_rows > gone or left_out:
+                        own = self._compared(block) if gone else (0, [])
+                        held.append(_BlockInParts(before, gone, *own, block.slice(gone), left_out))
+                        rows += block.num_rows - gone
+                    before, skip = after, skip - gone
                 if not rows:
+                    self._pop(held, 0)
                     return
                 if not size:
                     block = concat(one.rest for one in held).slice(0, AUTO_SAMPLE)
@@ -136,7 +144,7 @@ class Buffered(Windowed):
                 rows -= count
                 number += 1
                 if rows:
-                    yield window, [epoch, *held[0][:3], number, size]
+                    yield window, [epoch, *held[0][:4], number, size]
                 else:
                     yield window, END
                     return
@@ -150,22 +158,28 @@ class Buffered(Windowed):
 
     def _window(self, epoch: int, number: int, block: Block) -> PlanningWindow:
         rows = np.arange(block.num_rows)
-        return PlanningWindow(epoch, number, self._lengths(block), rows, lambda own: (block, own), self._crc32(block))
+        found = checksums(self.text.without(block))
+        return PlanningWindow(epoch, number, self._lengths(block), rows, lambda own: (block, own), found)
 
-    def _crc32(self, block: Block) -> int:
-        return fingerprint(self.text.without(block))
+    def _compared(self, block: Block) -> tuple[int, list[int]]:
+        return block.num_rows, in_state(checksums(self.text.without(block)))
 
     def _pop(self, held: deque[_BlockInParts], count: int) -> list[Block]:
-        """Takes `count` rows off the front."""
+        """Takes `count` rows off the front, and blocks without a row that follow them."""
         taken = []
         while count:
-            before, gone, crc, rest = held.popleft()
+            before, gone, compared, own, rest, left_out = held.popleft()
+            add_counts(left_out)
             piece = rest.slice(0, count)
             taken.append(piece)
             count -= piece.num_rows
             if piece.num_rows < rest.num_rows:
-                crc = crc if gone else self._crc32(rest)
-                held.appendleft(_BlockInParts(before, gone + piece.num_rows, crc, rest.slice(piece.num_rows)))
+                if not gone:
+                    compared, own = self._compared(rest)
+                rest = rest.slice(piece.num_rows)
+                held.appendleft(_BlockInParts(before, gone + piece.num_rows, compared, own, rest, {}))
+        while held and not held[0].rest.num_rows:
+            add_counts(held.popleft().left_out)
         return taken
 
     def _lengths(self, block: Block) -> NDArray[np.int64]:
@@ -181,19 +195,22 @@ class Buffered(Windowed):
 
 
 class _BlockInParts(NamedTuple):
-    """A block of which some rows are held: the state before it, its rows that are gone, its crc32 if some are."""
+    """A block of which some rows are held: the state before it, how many of its rows are gone; if some are, how many it had, and
+    the checksums of all of them. And what was left out on the way to it, until one is gone."""
 
     before: State
     gone: int
-    crc: int
+    compared: int
+    checksums: list[int]
     rest: Block
+    left_out: Counts
 
 
 @dataclass(frozen=True)
 class Planned(Windowed):
     """Windows of `size` rows of indexed data (0: what `policy` needs for 1 % padding, and for `fewest` batches, judged once).
 
-    State: [epoch, number of the window, size].
+    State: [epoch, number of the window, size]; where the data repeat, with the epoch that they have come to.
     """
 
     upstream: Indexed
@@ -211,7 +228,7 @@ class Planned(Windowed):
         return [epoch, 0, self.size or self._judged]
 
     def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
-        epoch, number, size = at
+        epoch, number, size = at["rows"] if isinstance(at, dict) else at
         index, count = self._index, self.upstream.count
         if count == 0:
             return
@@ -232,9 +249,8 @@ class Planned(Windowed):
             lengths = self._lengths(numbers)
             window = PlanningWindow(epoch, number, lengths, numbers, index.locate, index=index, texts_at=self._texts_at)
             number += 1
-            if count is None:
-                passed(self, (last - at[1] * size) // len(index))
-            yield window, END if last == count else [epoch, number, size]
+            state = [epoch, number, size]
+            yield window, END if last == count else self.upstream.reached(epoch, last, state)
             first = last
 
     def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -287,28 +303,36 @@ class Planned(Windowed):
 
 
 def parts_of_windows(
-    windows: Stage[PlanningWindow], at: State, parts: Callable[[PlanningWindow, int, bool], Iterator[tuple[T, int]]]
+    windows: Stage[PlanningWindow],
+    at: State,
+    parts: Callable[[PlanningWindow, int, State], Iterator[tuple[T, int]]],
+    opens: Callable[[PlanningWindow], T | None] = lambda window: None,
 ) -> Generator[tuple[T, State], None, None]:
     """The parts that `parts` makes of each window.
 
-    State: [windows' state before the window, how much of it was handed on, its crc32]. A resume reads the window again.
+    State: [windows' state before the window, how much of it was handed on, its checksums]. A resume reads the window again.
 
     Args:
-        parts: called with a window, how much of it was handed on before, and whether no window follows; gives each further part
-            with how much is handed on after it, 0 after the last.
+        parts: called with a window, how much of it was handed on before, and the state after it; gives each further part with
+            how much is handed on after it, 0 after the last.
+        opens: gives what is handed on before the first part of a window, if that is not handed on at once: then a state between
+            its samples has the checksums of all of the window.
     Raises:
         StateError: the window that is read again has other rows.
     """
-    before, skip, crc = at
+    before, skip, saved = at
     with running(windows, before) as items:
-        for window, after in items:
-            if skip:
-                check_replay(windows, window.crc32, crc, f"window {window.number}")
-            for part, done in parts(window, skip, after == END):
+        for window, after in again(items, bool(skip or saved)):
+            found = in_state(window.checksums)
+            if skip or saved:
+                check_replay(windows, window.checksums, saved, f"window {window.number}")
+            elif (opened := opens(window)) is not None:
+                yield opened, [before, 0, found]
+            for part, done in parts(window, skip, after):
                 if done:
-                    yield part, [before, done, window.crc32]
+                    yield part, [before, done, found]
                 else:
-                    yield part, END if after == END else [after, 0, 0]
-            before, skip = after, 0
-        if skip:
-            check_replay(windows, 0, crc, "a window that is gone")
+                    yield part, END if after == END else [after, 0, []]
+            before, skip, saved = after, 0, []
+        if skip or saved:
+            check_replay(windows, {}, saved, "a window that is gone")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.checksums import difference
 from brimful.blocks.ragged import array_of, column_of, is_ragged, numpy_of, with_column
 from brimful.blocks.schema import UNFIT, as_column
 from brimful.core import random
 from brimful.core.background import STOPPING, Stopped
-from brimful.core.errors import HIDDEN, ORIGIN, DataError, OnError, StageError, StateError, name_of, skipped, where
-from brimful.core.replay import reached
+from brimful.core.errors import HIDDEN, ORIGIN, DataError, OnError, StageError, name_of, skipped, where
+from brimful.core.replay import other_rows, reached
 from brimful.core.stage import BLOCK_ROWS, Stage, named
 
 Sample: TypeAlias = dict[str, Any]
@@ -92,7 +93,8 @@ def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def as_sample(row: Any) -> Sample:
-    """A row of a user's list: a dict as it is, a string as {"text": string}, integers as {"input_ids": integers}.
+    """A row of a user's list: a dict as it is, another mapping as a dict, a string as {"text": string}, integers as
+    {"input_ids": integers}.
 
     Raises:
         TypeError: for anything else.
@@ -105,10 +107,16 @@ def as_sample(row: Any) -> Sample:
         return {"input_ids": list(row)}
     if isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "iu":
         return {"input_ids": row}
+    row = as_dict(row)
     if not isinstance(row, dict):
         hint = "; of a tensor, its .tolist()" if hasattr(row, "tolist") and not isinstance(row, np.ndarray) else ""
         raise TypeError(f"a sample must be a dict, a string or a list of token ids (got {type(row).__name__}){hint}")
     return row
+
+
+def as_dict(sample: Any) -> Any:
+    """Any other mapping, such as what a tokenizer returns, as a dict."""
+    return dict(sample) if not isinstance(sample, dict) and isinstance(sample, Mapping) else sample
 
 
 def from_samples(rows: Sequence[Sample]) -> Block:
@@ -194,19 +202,21 @@ def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
     return with_column(out, ORIGIN, column if same else column.take(array_of(parents)))
 
 
-def check_replay(stage: Stage[Any], ours: int, saved: int, at: str) -> None:
-    """Refuses to go on where a replay gave other rows than those that the state was saved over. Called when all of it is read:
-    only so far do weights hold with which the state was saved.
+def check_rows(stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
+    """Refuses to go on where other rows were read again than those that the state was saved over; logs it where the user allows
+    them.
 
+    Args:
+        ours: the checksums of the rows that were read again, by column.
+        saved: those in the state.
     Raises:
-        StateError: naming the stage, its place and both checksums.
+        StateError: naming the stage, the place, the column and both checksums.
     """
-    if ours != saved:
-        raise StateError(
-            f"{named(stage)} gave other rows than when this state was saved (crc32 {saved:08x} then, {ours:08x} now, at "
-            f"{at}): a shard was edited, a tokenizer changed, a function is random, or another one than before "
-            "(allow={'functions'} is for one that gives the same rows for those that were taken already, and "
-            "allow={'urls'} for shards that were moved, or added behind the others); go on with the "
-            "data and code that saved it, or start anew"
-        )
+    if words := difference(ours, saved):
+        other_rows(f"{named(stage)} gave other rows at {at} than when this state was saved: {words}")
+
+
+def check_replay(stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
+    """As `check_rows`. Called when all of a replay is read: only so far do weights hold with which the state was saved."""
+    check_rows(stage, ours, saved, at)
     reached()

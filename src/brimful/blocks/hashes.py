@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, visible
-from brimful.blocks.ragged import column_of, fingerprint, has_offsets, null_in, numpy_of, offsets_in, offsets_of
+from brimful.blocks.ragged import column_of, has_offsets, null_in, numpy_of, offsets_in, offsets_of
 from brimful.blocks.resize import bytes_in
 from brimful.core import random
 from brimful.core.errors import DataError, finite, settle, where
@@ -188,11 +187,3 @@ def _numbers(array: pa.Array) -> NDArray[np.uint64]:
     whole = (np.abs(wide) < 2**53) & (wide == np.floor(wide))
     bits = np.where(np.isnan(wide), np.uint64(_NAN), wide.view(np.uint64))
     return np.where(whole, np.where(whole, wide, 0).astype(np.int64).view(np.uint64), bits)
-
-
-def digest_of(rows: Block, before: int = 0) -> int:
-    """A crc32 of all values of some rows in their order; `before`: that of the rows before them."""
-    try:
-        return crc32(row_hashes(rows).tobytes(), before)
-    except DataError:  # a column whose values have no hash
-        return crc32(fingerprint(rows).to_bytes(4, "little"), before)

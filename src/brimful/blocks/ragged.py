@@ -9,13 +9,12 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.errors import HIDDEN, ORIGIN, DataError, where
+from brimful.core.errors import HIDDEN, DataError, where
 
 _INT32_MAX: Final = 2**31 - 1
 _NUMBERS: Final = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -483,42 +482,6 @@ def with_column(block: pa.RecordBatch, name: str, values: pa.Array) -> pa.Record
     """A block with a column added or replaced."""
     index = block.schema.get_field_index(name)
     return block.append_column(name, values) if index < 0 else block.set_column(index, name, values)
-
-
-def fingerprint(block: pa.RecordBatch) -> int:
-    """A crc32 that a replay of these rows must give again. It covers the lengths of every list, string and binary column, a value
-    from the middle of each list, and the values of every fixed-width column.
-
-    Price: about 20 ns a row and column; the rows' tokens are not read.
-    """
-    crc = crc32(str(block.num_rows).encode())
-    for name, array in zip(block.schema.names, block.columns):
-        if name != ORIGIN:
-            crc = _fingerprint(name, array, crc)
-    return crc
-
-
-def _fingerprint(name: str, array: pa.Array, crc: int) -> int:
-    array = array.storage if isinstance(array, pa.ExtensionArray) else array
-    if array.null_count == len(array):
-        return crc
-    crc = crc32(name.encode(), crc)
-    if array.null_count == 0 and is_ragged(array.type):
-        values, offsets = _flat(array)
-        sizes = np.diff(offsets).astype(np.int64)
-        crc = crc32(sizes.tobytes(), crc)
-        if sizes.any() and not values.null_count:
-            middles = (offsets[:-1] + sizes // 2)[sizes > 0]
-            crc = crc32(fixed_bytes(values)[middles].tobytes(), crc)
-    elif has_offsets(array.type):
-        crc = crc32(np.diff(offsets_in(array)).tobytes(), crc)
-    elif has_fixed_bytes(array.type):
-        crc = crc32((~null_in(array)).tobytes(), crc) if array.null_count else crc
-        crc = crc32(fixed_bytes(array.drop_null()).tobytes(), crc)
-    elif pa.types.is_struct(array.type):
-        for field, inner in zip(array.type, array.flatten()):
-            crc = _fingerprint(field.name, inner, crc)
-    return crc
 
 
 def has_fixed_bytes(kind: pa.DataType) -> bool:

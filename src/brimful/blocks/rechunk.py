@@ -5,31 +5,41 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import NamedTuple
-from zlib import crc32
+from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, check_replay
-from brimful.blocks.ragged import EMPTY, Ragged, concat, cut_together, fingerprint, list_array, ragged, with_column
-from brimful.blocks.resize import coalesced
-from brimful.core.errors import ORIGIN, settle
+from brimful.blocks.checksums import RowChecksums, in_state
+from brimful.blocks.ragged import EMPTY, Ragged, array_of, concat, cut_together, list_array, ragged, with_column
+from brimful.blocks.resize import COALESCED_ROWS, coalesced
+from brimful.core.errors import ORIGIN, again, settle
 from brimful.core.once import once
 from brimful.core.repeat import endless
 from brimful.core.stage import END, Stage, State
 
+MOST_LEFT_OUT: Final = 8_192
+"""Rows that may be left out between two of one chunk: a resume reads them again."""
+
 
 @dataclass(frozen=True)
 class Rechunk(Stage[Block]):
-    """Abstract: cuts the rows of the stream anew, and holds the rows that no output has taken yet.
+    """Abstract: cuts the rows of the stream anew, and holds the rows that no output has taken yet. Rows that put no token into a
+    chunk are not held.
 
     Held rows are joined when they have the tokens of a chunk. To join them for each block would take quadratic time.
 
+    A few rows of a block of many end with a block without rows: else whoever joins small blocks (`coalesced`) would join those of
+    very many rows, which a resume reads again.
+
     State: [upstream's state before the block in which the held rows begin, rows and then values of it that are done,
-    blocks read since, crc32 of their held rows]. A resume reads those blocks again, checks them and yields nothing for them.
+    blocks read since, checksums of their held rows], and 1 where a block without rows follows. A resume reads those blocks again,
+    checks them and yields nothing for them.
     """
 
     upstream: Stage[Block]
@@ -50,66 +60,106 @@ class Rechunk(Stage[Block]):
         return pa.schema([below.field(name) for name in self.target_columns])
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0, 0, 0]
+        return [self.upstream.start(epoch), 0, 0, 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        before, row, value, replay, crc = at
+        before, row, value, replay, saved = at[:5]
+        if len(at) > 5:
+            yield EMPTY, at[:5]
         held: deque[HeldBlock] = deque()
-        tokens = found = 0  # of the held rows, and their crc32
+        tokens, blocks, found = (
+            0,
+            0,
+            RowChecksums(),
+        )  # of the held rows, those read since they begin, and the rows' checksums
+        left_out = 0  # rows, so far
         with closing(coalesced(self.upstream, before)) as items:
-            for block, after in items:
+            for block, after in again(items, replay):
                 rows = self._target(block)
-                if held or rows.num_rows:
-                    held.append(HeldBlock(before, block.num_rows, rows if held else without_front(rows, row, value)))
+                kept, earlier = self._kept(rows, replay > 0)
+                if len(kept) < rows.num_rows:
+                    rows = rows.take(array_of(kept))
+                if rows.num_rows:
+                    taken = HeldBlock(before, rows.num_rows, rows, 1, left_out + earlier)
+                    held.append(taken if held else taken.without_front(row, value))
                     tokens += self._tokens_of(held[-1])
+                elif held:
+                    held[-1] = held[-1]._replace(blocks=held[-1].blocks + 1)
+                blocks += len(held) > 0
+                left_out += block.num_rows - len(kept)
                 before = after
                 if replay:
                     replay -= 1
                     if not replay:
-                        found = held_crc(held)
-                        self._check(found, crc)
+                        found = held_checksums(held)
+                        self._check(found, saved)
                     continue
                 out = EMPTY
-                if tokens >= self.chunk_length or after == END:
-                    out, done, value = self._cut(held, after == END)
+                open_for = left_out - int(held[0].earlier[0]) if held else 0
+                if tokens >= self.chunk_length or open_for >= MOST_LEFT_OUT or after == END:
+                    out, done, value = self._cut(held, left_out, after == END)
                     drop_front(held, done, value)
-                    tokens, found = sum(map(self._tokens_of, held)), held_crc(held)
-                elif held:
-                    found = held_crc([held[-1]], found)
+                    tokens, found = sum(map(self._tokens_of, held)), held_checksums(held)
+                    blocks = sum(one.blocks for one in held)
+                elif rows.num_rows:
+                    found.add(held[-1].rest)
                 if after == END:
                     yield out, END
-                elif held:
+                    break
+                if held:
                     row = held[0].num_rows - held[0].rest.num_rows
-                    yield out, [held[0].before, row, value, len(held), found]
+                    state = [held[0].before, row, value, blocks, in_state(found.by_column())]
                 else:
                     row = value = 0
-                    yield out, [after, 0, 0, 0, 0]
+                    state = [after, 0, 0, 0, []]
+                if 0 < out.num_rows < COALESCED_ROWS < block.num_rows:
+                    yield out, [*state, 1]
+                    out = EMPTY
+                yield out, state
             if replay:
-                self._check(held_crc(held), crc)
+                self._check(held_checksums(held), saved)
             elif held and before != END:  # upstream ended without saying so in advance
-                yield self._cut(held, True)[0], END
+                yield self._cut(held, left_out, True)[0], END
 
-    def _check(self, found: int, crc: int) -> None:
-        check_replay(self.upstream, found, crc, "the rows that were held")
+    def _check(self, found: RowChecksums, saved: list[int]) -> None:
+        check_replay(self.upstream, found.by_column(), saved, "the rows that were held")
 
-    def _cut(self, held: Iterable[HeldBlock], last: bool) -> tuple[Block, int, int]:
+    def _cut(self, held: Sequence[HeldBlock], left_out: int, last: bool) -> tuple[Block, int, int]:
+        if not held:
+            return EMPTY, 0, 0
         rows = concat(block.rest for block in held)
-        columns = [ragged(rows, name) for name in self.target_columns] if rows.num_rows else []
-        return self.cut(rows, columns, last) if columns else (EMPTY, 0, 0)
+        since = left_out - np.concatenate([block.earlier for block in held])
+        return self.cut(rows, [ragged(rows, name) for name in self.target_columns], since, last)
 
-    @abstractmethod
-    def tokens(self, rows: Block) -> int:
-        """The tokens that some rows put into a chunk: no chunk is complete with fewer than `chunk_length`."""
+    def _kept(self, rows: Block, again: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The rows that put tokens into a chunk, and how many others come before each of them; these are counted, unless they are
+        read again."""
+        if not rows.num_rows:
+            return _NONE, _NONE
+        sizes = ragged(rows, self.target_columns[0]).lengths
+        some: NDArray[np.bool_] = self.counts(sizes) > 0
+        if not again:
+            self.leave_out(sizes[~some])
+        others: NDArray[np.int64] = np.cumsum(~some, dtype=np.int64)[some]
+        return np.flatnonzero(some), others
 
     def _tokens_of(self, held: HeldBlock) -> int:
-        return self.tokens(held.rest) if held.rest.num_rows else 0
+        return int(self.counts(ragged(held.rest, self.target_columns[0]).lengths).sum())
 
     @abstractmethod
-    def cut(self, held: Block, columns: list[Ragged], last: bool) -> tuple[Block, int, int]:
+    def counts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many tokens rows of these sizes put into chunks: none is complete with fewer than `chunk_length`."""
+
+    def leave_out(self, sizes: NDArray[np.int64]) -> None:
+        """Counts rows of these sizes, which put none into a chunk."""
+
+    @abstractmethod
+    def cut(self, held: Block, columns: list[Ragged], since: NDArray[np.int64], last: bool) -> tuple[Block, int, int]:
         """The block that the held rows give, and how much of them is done: rows, and then values of the next row.
 
         Args:
             columns: the target columns of the held rows.
+            since: how many rows were left out after each of them.
             last: whether no rows follow.
         """
 
@@ -121,9 +171,12 @@ class Rechunk(Stage[Block]):
         return block.select([*self.target_columns, *origin])
 
 
+_NONE: Final = np.zeros(0, dtype=np.int64)
+
+
 class HeldBlock(NamedTuple):
-    """A block of which rows are held: the state before it, its rows, those that are left of them, and how many blocks it and
-    those without rows that follow it are.
+    """A block of which rows are held: the state before it, its rows, those that are left of them, how many blocks it and those
+    without rows that follow it are, and how many rows were left out before each of those that are left.
 
     They are joined anew for each cut, so that a type ends with the rows that had it.
     """
@@ -132,13 +185,19 @@ class HeldBlock(NamedTuple):
     num_rows: int
     rest: Block
     blocks: int = 1
+    earlier: NDArray[np.int64] = _NONE
+
+    def without_front(self, rows: int, values: int) -> HeldBlock:
+        """Without its first `rows` rows and, in the row after them, without the first `values` of each list."""
+        return self._replace(rest=without_front(self.rest, rows, values), earlier=self.earlier[rows:])
 
 
-def held_crc(held: Iterable[HeldBlock], crc: int = 0) -> int:
-    """A crc32 of some held rows; `crc`: that of the rows before them."""
+def held_checksums(held: Iterable[HeldBlock]) -> RowChecksums:
+    """The checksums of some held rows."""
+    found = RowChecksums()
     for one in held:
-        crc = crc32(fingerprint(one.rest).to_bytes(4, "little"), crc)
-    return crc
+        found.add(one.rest)
+    return found
 
 
 def drop_front(held: deque[HeldBlock], rows: int, values: int = 0) -> None:
@@ -146,7 +205,7 @@ def drop_front(held: deque[HeldBlock], rows: int, values: int = 0) -> None:
     while held and rows >= held[0].rest.num_rows:
         rows -= held.popleft().rest.num_rows
     if held:
-        held[0] = held[0]._replace(rest=without_front(held[0].rest, rows, values))
+        held[0] = held[0].without_front(rows, values)
 
 
 def without_front(block: Block, rows: int, values: int) -> Block:

@@ -11,7 +11,8 @@ import pyarrow as pa
 from brimful.blocks.blocks import KEY, Block, visible, with_origin
 from brimful.blocks.schema import first_misfit, fitted, named, united
 from brimful.core.errors import ORIGIN, DataError, where
-from brimful.core.stage import Stage, running
+from brimful.core.repeat import awaited
+from brimful.core.stage import Stage
 
 
 def union_of(stages: Sequence[Stage[Block]], what: str) -> pa.Schema:
@@ -27,7 +28,7 @@ def _schema_of(stage: Stage[Block]) -> pa.Schema:
     """The columns of a stage, by its first row if need be; none where it has no row, or where it fails first."""
     if (schema := stage.row_schema) is not None:
         return schema
-    with suppress(Exception), running(stage, stage.start(0)) as items:
+    with suppress(Exception), awaited(stage, stage.start(0)) as items:
         return next((visible(block).schema for block, _ in items if block.num_rows), pa.schema([]))
     return pa.schema([])
 

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, tried, with_origin
+from brimful.blocks.blocks import Block, as_dict, tried, with_origin
 from brimful.blocks.parallel import NOTHING, SERIAL, CallResult, Parallel, joined
 from brimful.blocks.ragged import EMPTY
 from brimful.blocks.resize import Rebatch
 from brimful.blocks.schema import FIRST_ROWS, OF_RESULTS, SAMPLE_ROWS, as_text, fitting, from_text, misfit, types_of
-from brimful.core.errors import TALLY, OnError, StageError, Tally, name_of, skipped, where
+from brimful.core.errors import TALLY, Counts, OnError, StageError, Tally, add_counts, apart, name_of, skipped, where
 from brimful.core.once import once
 from brimful.core.repeat import Waiting
 from brimful.core.replay import REPLAY
@@ -115,14 +115,14 @@ class TypedFunction(Typed, Generic[Made]):
 
     def _first(self, calls: Iterator[CallResult[Made | Fitted]]) -> _First[Made]:
         """The first calls, as many as give the types. An error that comes after them is kept, and raised in its turn."""
-        items: list[CallResult[Made | Fitted]] = []
-        count, wanted, waiting = 0, FIRST_ROWS, Waiting()
+        items: list[tuple[CallResult[Made | Fitted], Counts]] = []
+        count, wanted, waiting = 0, FIRST_ROWS, Waiting(self, None)
         failure = None
         try:
-            while count < wanted and (one := next(calls, None)) is not None:
-                items.append(one)
-                own = sum(map(len, _there([one])))
-                waiting.got(own)
+            while count < wanted and (found := apart(next, calls, None))[0] is not None:
+                items.append(found)
+                own = sum(map(len, _there([found])))
+                waiting.got(own, found[0].after)
                 count += own
                 if wanted <= count < SAMPLE_ROWS and not self.types_of(_there(items))[1]:
                     wanted = min(2 * count, SAMPLE_ROWS)
@@ -159,20 +159,22 @@ class Fitted(NamedTuple):
 class _First(NamedTuple, Generic[Made]):
     """The first calls of a function, the error that came after them, and the types of their results."""
 
-    calls: list[CallResult[Made | Fitted]]
+    calls: list[tuple[CallResult[Made | Fitted], Counts]]
     error: Exception | None
     schema: pa.Schema
 
     def and_then(self, calls: Iterator[CallResult[Made | Fitted]]) -> Iterator[CallResult[Made | Fitted]]:
         """The first calls, then the error if there is one, then the others."""
-        yield from self.calls
+        for one, left_out in self.calls:
+            add_counts(left_out)
+            yield one
         if self.error is not None:
             raise self.error
         yield from calls
 
 
-def _there(calls: Sequence[CallResult[Made | Fitted]]) -> list[Made]:
-    return [one.made for one in calls if one.made is not None and not isinstance(one.made, Fitted)]
+def _there(calls: Sequence[tuple[CallResult[Made | Fitted], Counts]]) -> list[Made]:
+    return [one.made for one, _ in calls if one.made is not None and not isinstance(one.made, Fitted)]
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ class SampleFunction(ByBlock[SampleResults]):
         found = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error, self.samples_of))
         counts = np.array([len(samples) for samples in found.values()], dtype=np.int64)
         parents = np.repeat(np.array([*found], dtype=np.int64), counts)
-        return SampleResults([*chain.from_iterable(found.values())], parents)
+        return SampleResults([*map(as_dict, chain.from_iterable(found.values()))], parents)
 
     def types_of(self, given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
         return types_of_results(given)

@@ -22,6 +22,11 @@ HANDED_ON: Final[ContextVar[bool]] = ContextVar("brimful_handed_on", default=Fal
 """Whether a stage of ours takes the items of an iterator here, and hands on the deferred ones as they are."""
 
 
+def hands_on() -> bool:
+    """Whether deferred items of an iterator that is made here are its taker's to make."""
+    return AHEAD.get() and HANDED_ON.get()
+
+
 @dataclass(frozen=True)
 class Deferred(Generic[T]):
     """An item that is made by whoever takes it."""

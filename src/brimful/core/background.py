@@ -13,6 +13,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -23,7 +24,9 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
-from weakref import finalize, ref
+from weakref import WeakSet, finalize, ref
+
+from brimful.core.errors import Counts, add_counts, apart, with_counts
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,7 +34,9 @@ R = TypeVar("R")
 JOIN_SECONDS: Final = 5.0
 """How long `close` waits for threads that are in the middle of something before it leaves them to end by themselves."""
 START_SECONDS: Final = 0.1
-"""How long it waits for one to start whose start was interrupted: it may never."""
+"""How long it waits for one to start whose start was interrupted, and for one that is known to be stuck: it may never."""
+LOOK_SECONDS: Final = 0.1
+"""Seconds between two looks of a thread that waits for something far away: whether anybody still wants it."""
 
 
 class Stopped(BaseException):
@@ -54,12 +59,14 @@ class Running(set["ref[Stoppable]"]):
         keeper: of the loader that the iterator runs for: workers end with it.
 
     `pools`: workers that streams and epochs share, by the id of their maker.
+    `handled`: the id of the exception that whoever consumes handles meanwhile, and is none of ours.
     """
 
     def __init__(self, keeper: Running | None = None) -> None:
         self.keeper = keeper
         self.process: int = os.getpid()
         self.pools: dict[int, Any] = {}
+        self.handled = id(None)
 
     @staticmethod
     def kept_by(owner: object) -> Running:
@@ -75,7 +82,8 @@ RUN: ContextVar[Running | None] = ContextVar("brimful_run", default=None)
 
 
 STOPPING: ContextVar[Collection[None]] = ContextVar("brimful_stopping", default=())
-"""No longer empty when nobody waits any more for what this thread runs: whoever calls a function for each row looks at it."""
+"""No longer empty when nobody waits any more for what this thread runs: whoever calls a function for each row looks at it, and
+whoever waits for something far away (`awaited`)."""
 KEEPER: ContextVar[Running | None] = ContextVar("brimful_keeper", default=None)
 """The keeper of the workers of an iterator that is made now; None where it keeps them itself."""
 
@@ -146,16 +154,62 @@ def _started(thread: threading.Thread, outcome: SimpleQueue[BaseException | None
 
 
 def _join(threads: Iterable[threading.Thread]) -> None:
+    run, error = RUN.get(), sys.exception()
+    if (
+        run is not None
+        and _consumes()
+        and isinstance(error, KeyboardInterrupt | SystemExit)
+        and id(error) != run.handled
+    ):
+        stop_all(run)  # which a Ctrl-C ends: these threads may wait for others that nobody has stopped yet
     began = time.monotonic()
     for thread in threads:
         while thread is not threading.current_thread():  # where the garbage collector closes an iterator
             try:
-                thread.join(max(0.0, began + JOIN_SECONDS - time.monotonic()))
+                until = began + (START_SECONDS if thread in _STUCK else JOIN_SECONDS)
+                thread.join(max(0.0, until - time.monotonic()))
+                if thread.is_alive():
+                    _STUCK.add(thread)
                 break
             except RuntimeError:  # it has not started
                 if time.monotonic() > began + START_SECONDS:
                     break
                 time.sleep(0.001)
+
+
+_STUCK: Final[WeakSet[threading.Thread]] = WeakSet()
+"""Threads that did not end in time: nobody waits as long for them again."""
+
+
+def _consumes() -> bool:
+    """Whether this is no thread of ours."""
+    return STOPPING.get() == ()
+
+
+def awaited(future: Future[R]) -> R:
+    """The result of what goes on elsewhere; a thread that waits for it ends soon after nobody wants any more what it does.
+
+    Raises:
+        Stopped: nobody does.
+    """
+    if _consumes():
+        return future.result()  # which a Ctrl-C ends
+    stopping = STOPPING.get()
+    while not stopping:
+        with suppress(TimeoutError):
+            return future.result(LOOK_SECONDS)
+        if future.done():  # with a TimeoutError of its own
+            return future.result()
+    raise Stopped
+
+
+def pause(seconds: float) -> None:
+    """Sleeps, and ends as `awaited` does."""
+    stopping, until = STOPPING.get(), time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if stopping:
+            raise Stopped
+        time.sleep(min(left, LOOK_SECONDS))
 
 
 @atexit.register
@@ -171,21 +225,24 @@ os.register_at_fork(after_in_child=_running.clear)
 
 class WorkerFuture(Future[R]):
     """The future of a function that a worker runs. Whoever waits for it, cancels it or adds a callback takes no lock that a
-    thread of ours may want; and waiting ends where the result will never come."""
+    thread of ours may want; and waiting ends where the result will never come. Whoever takes the result counts what the function
+    left out."""
 
     def __init__(self) -> None:
         super().__init__()
         self._process = os.getpid()
         self._fresh = [True]  # gone with whoever runs or cancels it
         self._over = self._stopped = False
+        self._counts: Counts = {}
         self._callbacks: list[Callable[[Future[R]], object]] = []
         self._waiting: list[SimpleQueue[None]] = []
 
-    def run(self, fn: Callable[[], R]) -> None:
+    def run(self, fn: Callable[[], tuple[R, Counts]]) -> None:
         """Called by the thread."""
         if self._taken() and self.set_running_or_notify_cancel():
             try:
-                self.set_result(fn())
+                result, self._counts = fn()
+                self.set_result(result)
             except BaseException as error:
                 self.set_exception(error)
             self._notify()
@@ -212,7 +269,10 @@ class WorkerFuture(Future[R]):
         if not self._over and not self._stopped:
             with suppress(Empty):
                 arrived.get(timeout=timeout)
+        self._waiting.remove(arrived)
         if self._over:
+            counts, self._counts = self._counts, {}
+            add_counts(counts)
             return super().result(0)
         if self._stopped:
             raise Stopped
@@ -226,7 +286,7 @@ class WorkerFuture(Future[R]):
     def stop(self) -> None:
         """Ends all waiting."""
         self._stopped = True
-        for arrived in self._waiting:
+        for arrived in list(self._waiting):
             arrived.put(None)
 
     def _taken(self) -> bool:
@@ -238,7 +298,7 @@ class WorkerFuture(Future[R]):
 
     def _notify(self) -> None:
         self._over = True
-        for arrived in self._waiting:
+        for arrived in list(self._waiting):
             arrived.put(None)
         with suppress(IndexError):
             while True:
@@ -257,7 +317,7 @@ class Workers:
     def __init__(self, number: int, name: str, calls: Stoppable | None = None) -> None:
         self.threads: list[threading.Thread] = []
         self._calls = calls
-        self._tasks: SimpleQueue[tuple[WorkerFuture[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[WorkerFuture[Any], Callable[[], tuple[Any, Counts]]] | None] = SimpleQueue()
         self._open: set[WorkerFuture[Any]] = set()
         self._shared = True
         self._closed = False
@@ -274,7 +334,7 @@ class Workers:
         context.run(STOPPING.set, self._stopping)
         future: WorkerFuture[R] = WorkerFuture()
         self._open.add(future)
-        self._tasks.put((future, partial(context.run, fn, *args)))
+        self._tasks.put((future, partial(context.run, apart, fn, *args)))
         if self._closed:  # perhaps since just now, by another thread
             self.stop()
             raise Stopped
@@ -310,13 +370,17 @@ class Workers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        self.close(kind is None or not issubclass(kind, TimeoutError))  # which says that a thread is stuck
+        if kind is not None and issubclass(kind, Stopped):  # whoever stopped this thread waits for these, too
+            self.stop()
+            return
+        if kind is not None and issubclass(kind, TimeoutError):  # which says that one of them is stuck
+            _STUCK.update(self.threads)
+        self.close()
 
-    def close(self, wait: bool = True) -> None:
+    def close(self) -> None:
         """Stops them, and waits for those that are in the middle of something."""
         self.stop()
-        if wait:
-            _join(self.threads)
+        _join(self.threads)
         _forget([self])
 
     def _work(self) -> None:
@@ -335,33 +399,38 @@ def map_ahead(
     An error of `items` is raised after the results of what came before it.
     """
     failure: Exception | None = None
-    pending: deque[tuple[WorkerFuture[R], Any]] = deque()
+    pending: deque[tuple[WorkerFuture[R], Any, Counts]] = deque()
+    each = with_counts(items)
+    rest: Counts = {}
     try:
         while True:
             try:
-                item, state = next(items)
-            except StopIteration:
-                break
+                found, rest = apart(next, each, None)
             except Exception as error:
                 failure = error
                 break
+            if found is None:
+                break
+            (item, state), counts = found
             future = workers.submit(fn, item)
             belongs(future)  # the workers may go on for others when this has been closed
-            pending.append((future, state))
-            del item
+            pending.append((future, state, counts))
+            del item, found
             if len(pending) >= ahead:
                 yield _settled(pending.popleft())
         while pending:
             yield _settled(pending.popleft())
+        add_counts(rest)
     finally:
-        for future, _ in pending:
+        for future, *_ in pending:
             future.cancel()
     if failure is not None:
         raise failure
 
 
-def _settled(pending: tuple[Future[R], Any]) -> tuple[R, Any]:
-    future, state = pending
+def _settled(pending: tuple[Future[R], Any, Counts]) -> tuple[R, Any]:
+    future, state, counts = pending
+    add_counts(counts)
     return future.result(), state
 
 
@@ -378,18 +447,21 @@ def read_ahead(start: Callable[[], Generator[T, None, None]], depth: int, name: 
 
 
 class Channel(Generic[T]):
-    """A generator run by a thread from now on, and a bounded queue of its items with an end, or an error, after the last."""
+    """A generator run by a thread from now on, and a bounded queue of its items with an end, or an error, after the last. Whoever
+    takes an item counts what was left out on the way to it."""
 
     def __init__(self, start: Callable[[], Generator[T, None, None]], capacity: int, name: str) -> None:
         self._start = start
-        self._made: SimpleQueue[tuple[T] | None] = SimpleQueue()  # None after the last
+        self._made: SimpleQueue[tuple[T, Counts] | None] = SimpleQueue()  # None after the last
         self._free: SimpleQueue[None] = SimpleQueue()  # places; one more where nobody listens any longer
         for _ in range(capacity):
             self._free.put(None)
-        self._stopped = False
+        self._stopped: list[None] = []
         self._error: BaseException | None = None
+        self._rest: Counts = {}  # left out after the last item
         self._process = os.getpid()
         context = copy_context()
+        context.run(STOPPING.set, self._stopped)
         self.threads: list[threading.Thread] = [
             threading.Thread(target=context.run, args=(self._work,), name=f"brimful-{name}", daemon=True)
         ]
@@ -405,14 +477,16 @@ class Channel(Generic[T]):
             if made is None:
                 break
             self._free.put(None)
-            (item,) = made
+            item, counts = made
             del made
+            add_counts(counts)
             yield item
             del item
+        add_counts(self._rest)
         if self._error is not None:
             raise self._error
 
-    def _next(self, check: Callable[[float], None] | None) -> tuple[T] | None:
+    def _next(self, check: Callable[[float], None] | None) -> tuple[T, Counts] | None:
         check_process(self._process)
         if check is None:
             return self._made.get()
@@ -428,20 +502,24 @@ class Channel(Generic[T]):
         close_together([self])
 
     def stop(self) -> None:
-        """Lets the thread close the generator at its next item."""
-        self._stopped = True
+        """Lets the thread close the generator at its next item, or at the next row of a function that it calls."""
+        self._stopped.append(None)
         self._free.put(None)
         self._made.put(None)
 
     def _work(self) -> None:
         try:
             with closing(self._start()) as items:
-                for item in items:
+                each = with_counts(items)
+                while True:
+                    found, self._rest = apart(next, each, None)
+                    if found is None:
+                        break
                     self._free.get()
                     if self._stopped:
                         break
-                    self._made.put((item,))
-                    del item
+                    self._made.put(found)
+                    del found
         except BaseException as error:
             self._error = error
         self._made.put(None)

@@ -11,9 +11,10 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar, copy_context
 from functools import cache
+from itertools import islice
 from math import inf, isfinite
 from numbers import Real
 from operator import index
@@ -333,8 +334,7 @@ Counts: TypeAlias = dict[str, tuple[int, str | None]]
 class Tally:
     """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator.
 
-    `made` queues what each batch on its way to the consumer holds, in the order in which they were made; `epochs` counts those
-    that each thing that repeats has given: see `core.repeat`.
+    `made` queues what each batch on its way to the consumer holds, in the order in which they were made.
 
     Args:
         log: called with the message of a count, the first time.
@@ -342,7 +342,6 @@ class Tally:
 
     def __init__(self, log: Callable[[str], None] = logger.warning) -> None:
         self.made: deque[Any] = deque()
-        self.epochs: dict[int, int] = {}
         self._log = log
         self._counts: Counts = {}
         self._lock = threading.Lock()
@@ -372,10 +371,53 @@ class Tally:
 TALLY: ContextVar[Tally | None] = ContextVar("brimful_tally", default=None)
 
 
+_APART: ContextVar[tuple[Tally | None, Tally] | None] = ContextVar("brimful_counted_apart", default=None)
+"""What is counted for the first is counted by the second meanwhile: see `apart`."""
+
+
 def count(name: str, number: int, message: str | None = None) -> None:
     """Counts `number` things left out under `name` in the running iterator's `.stats`; logs `message` the first time."""
     if number:
-        (TALLY.get() or Tally()).add(name, number, message)
+        tally, apart = TALLY.get(), _APART.get()
+        tally = apart[1] if apart is not None and apart[0] is tally else tally
+        (tally or Tally()).add(name, number, message)
+
+
+def apart(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
+    """`fn(*args)`, and what it left out, which nobody has counted. Whoever reads ahead adds that (`add_counts`) right before it
+    hands on the item that came of it, and whoever reads again what came before a state drops it. So each thing that is left out
+    is counted once, before a resume or after it, whatever was read ahead.
+
+    >>> apart(lambda: count("dropped", 2, "too long"))
+    (None, {'dropped': (2, 'too long')})
+    """
+    into = quiet_tally()
+    before = _APART.set((TALLY.get(), into))
+    try:
+        result = fn(*args)
+    except BaseException:
+        _APART.reset(before)
+        add_counts(into.taken())
+        raise
+    _APART.reset(before)
+    return result, into.taken()
+
+
+def with_counts(items: Iterator[R]) -> Iterator[tuple[R, Counts]]:
+    """Each item, and what was left out on the way to it: see `apart`."""
+    while True:
+        found: list[R]
+        found, counts = apart(list, islice(items, 1))
+        if not found:
+            add_counts(counts)
+            return
+        yield found.pop(), counts
+
+
+def again(items: Iterator[R], number: int) -> Iterator[R]:
+    """The items, of which the first `number` came before a state was saved: what they left out was counted then."""
+    yield from (item for item, _ in islice(with_counts(items), number))
+    yield from items
 
 
 def tallied(fn: Callable[..., R], *args: Any, tally: Tally | None = None) -> tuple[R, Counts]:
@@ -406,8 +448,19 @@ def add_counts(counts: Counts) -> None:
 
 OnError = Literal["raise", "skip"]
 
+SKIPPED: Final = "skipped: %s"
+"""The line of the log for a record that is left out."""
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether a call has failed, and was not interrupted. A panic of a library in Rust is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == PANIC
+
+
+PANIC: Final = "PanicException"
+
 
 def skipped(error: Exception) -> None:
     """Counts a row that is left out (on_error="skip"), and logs why: the error names file and line."""
-    logger.warning("skipped: %s", error)
+    logger.warning(SKIPPED, error)
     count("skipped", 1)

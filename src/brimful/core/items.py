@@ -42,6 +42,7 @@ class EnumerateItems(Stage[Any]):
     """(number, item) pairs, from 0. State: [upstream's state, the next number]."""
 
     verb = "enumerate"
+    carries = False
 
     upstream: Stage[Any]
 
@@ -66,7 +67,7 @@ class TakeItems(Stage[Any]):
     """The first `n` items. State: [upstream's state, items taken]."""
 
     verb = "take"
-    endless = False
+    endless = carries = False
 
     upstream: Stage[Any]
     n: int

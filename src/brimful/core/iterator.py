@@ -15,11 +15,11 @@ from weakref import WeakSet
 
 import numpy as np
 
-from brimful.core.ahead import AHEAD, HANDED_ON, then
+from brimful.core.ahead import AHEAD, HANDED_ON, hands_on, then
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
-from brimful.core.errors import TALLY, BrokenError, StateError, Tally, counted
-from brimful.core.replay import keep_weights
-from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header, shown
+from brimful.core.errors import TALLY, BrokenError, StateError, Tally, apart, counted
+from brimful.core.replay import ALLOWED, OtherRows, keep_weights, other_rows
+from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header, header_difference, shown
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
 
@@ -52,20 +52,24 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._running = Running(KEEPER.get())  # below it, in threads
         self._error: Exception | None = None
         self._closed = self._over = False
+        self._reached: State = None  # the state up to which `_items` has come; None while it is asked
         tally = Tally()
         self._context = copy_context()
         self._context.run(TALLY.set, tally)  # before the first use: of indexed data a filter counts what it leaves out
         self._context.run(RUN.set, self._running)
         self._context.run(KEEPER.set, None)
-        self._context.run(AHEAD.set, AHEAD.get() and HANDED_ON.get())  # else whoever takes its items is the consumer
+        self._deferred = hands_on()  # else whoever takes its items is the consumer
+        self._context.run(AHEAD.set, self._deferred)
         self._context.run(HANDED_ON.set, False)
+        self._context.run(ALLOWED.set, OtherRows() if "rows" in different else None)
         self.stats: Stats = Stats(tally)
         self._stage = stage
         try:
-            self._header = self._context.run(stage.header)
             if state_dict is None:
+                self._header = self._context.run(stage.header)
                 self._state = self._context.run(stage.start, epoch)
-            else:
+            else:  # a filter of indexed data was asked, and counted, before the state was saved
+                self._header, _ = self._context.run(apart, stage.header)
                 self._state = self._position(state_dict, different)
         except StopIteration as error:
             raise _no_end(error) from error
@@ -84,7 +88,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 "this iterator was closed before its end; go on with a new one: iter(state), with the state_dict() of this one"
             )
         before, outer = self._state, sys.exception()
+        self._running.handled = id(outer)
         try:
+            if self._items is not None and self._reached is not self._state:  # a Ctrl-C came while it was being closed
+                self._stop()
             try:
                 item, after, error = self._context.run(self._take)
             except RuntimeError:  # of `run` itself: somebody else is in this context
@@ -180,10 +187,12 @@ class ResumableIterator(Iterator[T], Generic[T]):
             if self._items is None:
                 self.stats.began()
                 self._items = self._stage.items(self._state)
+            self._reached = None
             item, after = next(self._items, (nothing, None))
             self.stats.waited(began, time.perf_counter())
             if after is not None:
                 item = then(item, self._counted)
+            self._reached = after
             return item, after, None
         except StopIteration as error:
             wrong = _no_end(error)
@@ -207,18 +216,22 @@ class ResumableIterator(Iterator[T], Generic[T]):
         return True
 
     def _close(self) -> BaseException | None:
-        items, self._items = self._items, None
-        stop_all(self._running)  # else what closes below waits for workers that nobody has stopped
+        """Where a Ctrl-C comes in the middle of it, the next call does all of it again."""
         try:
-            if items is not None:
-                items.close()
+            stop_all(self._running)  # else what closes below waits for workers that nobody has stopped
+            if self._items is not None:
+                self._items.close()
             close_all(self._running)
+            self._items = None
         except BaseException as error:
             return error
         return None
 
     def _position(self, state_dict: dict[str, Any], allow: frozenset[str]) -> State:
         position = position_in(state_dict, self._header, allow)
+        if "rows" in allow and (differs := header_difference(state_dict["header"], self._header, allow - {"rows"})):
+            words = f"{differs.name} was {differs.saved} when this state was saved, and is {differs.ours} here"
+            self._context.run(other_rows, words)
         self._context.run(keep_weights, self._stage, position, state_dict["header"], self._header)
         return position
 

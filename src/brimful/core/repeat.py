@@ -3,12 +3,13 @@ theirs gets an error, and does not wait for ever."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from brimful.core.errors import TALLY, DataError, Tally, logger
-from brimful.core.stage import Stage, State, running
+from brimful.core.errors import DataError, logger
+from brimful.core.stage import Stage, State, running, shown
 
 T = TypeVar("T")
 
@@ -18,14 +19,15 @@ MOST_EPOCHS: Final = 1_000
 
 @dataclass(frozen=True)
 class Repeat(Stage[T]):
-    """Epoch after epoch without an end, unless an epoch has no item with a row: then a warning, and the end. Stages
-    that flow over the seams of epochs (`over_epochs`) run as one stream, and the data below them repeat.
+    """Epoch after epoch without an end. Stages that flow over the seams of epochs (`over_epochs`) run as one stream, and the data
+    below them repeat.
 
-    State: [epoch, upstream's state in it, 1 if the epoch has given a row]; of what flows its own.
+    State: {"epoch", "rows": upstream's state in it}; of what flows its own.
     """
 
     upstream: Stage[T]
     endless = True
+    carries = False
 
     @property
     def limited(self) -> Stage[Any]:
@@ -40,25 +42,23 @@ class Repeat(Stage[T]):
 
     def start(self, epoch: int) -> State:
         flowing = self.upstream.over_epochs
-        return [epoch, self.upstream.start(epoch), 0] if flowing is None else flowing.start(epoch)
+        return reached(epoch, self.upstream.start(epoch)) if flowing is None else flowing.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:
         if (flowing := self.upstream.over_epochs) is not None:
             yield from flowing.items(at)
             return
-        epoch, before, filled = first, *_ = at
+        waiting = Waiting(self, at)
+        epoch, before = at["epoch"], at["rows"]
         while True:
-            passed(self, epoch - first)
             with running(self.upstream, before) as items:
                 for item, after in items:
-                    filled = int(filled or getattr(item, "num_rows", 1) > 0)
-                    yield item, [epoch, after, filled]
-            if not filled:
-                logger.warning("repeat: epoch %d has no sample; the stream ends here", epoch)
-                return
+                    state = reached(epoch, after)
+                    waiting.got(getattr(item, "num_rows", 1), state)
+                    yield item, state
             epoch += 1
             before = self.upstream.start(epoch)
-            filled = 0
+            waiting.got(0, reached(epoch, before))  # an epoch of batches may have no item at all
 
 
 def endless(stage: Stage[T]) -> Stage[T]:
@@ -69,41 +69,71 @@ def endless(stage: Stage[T]) -> Stage[T]:
 # -- epochs that give nothing --------------------------------------------------------------------------------------------
 
 
-def passed(repeated: object, epochs: int) -> None:
-    """Notes that what repeats has given so many epochs in this run."""
-    tally = TALLY.get()
-    if tally is not None:
-        tally.epochs[id(repeated)] = epochs
+def reached(epoch: int, rows: State) -> State:
+    """The state of what repeats: the epoch that it has come to, and its place there."""
+    return {"epoch": epoch, "rows": rows}
+
+
+def epoch_of(state: State) -> int | None:
+    """The epoch that what repeats has come to in a state, the least of several that are joined; None: nothing repeats there.
+
+    >>> epoch_of([[reached(7, [2, 3]), 0], [reached(5, "end"), 0]]), epoch_of([7, 2])
+    (5, None)
+    """
+    if isinstance(state, list):
+        return min((epoch for one in state if (epoch := epoch_of(one)) is not None), default=None)
+    return state["epoch"] if isinstance(state, dict) and state.keys() == {"epoch", "rows"} else None
 
 
 class Waiting:
-    """Somebody who waits for rows: after 2 epochs without one there is a warning, after 1,000 an error."""
+    """Somebody who waits for rows of a stage: after 2 epochs without one there is a warning, after 1,000 an error.
 
-    def __init__(self) -> None:
-        self._tally = TALLY.get() or Tally()
-        self._seen: dict[int, int] = {}
+    Epochs are told by the states that arrive with rows, and with blocks that have none. So it does not matter which thread reads,
+    and how far ahead; and rows that a window or a chunker holds have not gone by: its state is where they begin.
+    """
+
+    def __init__(self, stage: Stage[Any], at: State) -> None:
+        self._stage = stage
+        self._since = at
         self._warned = False
 
-    def got(self, rows: int) -> None:
-        """A block of so many rows came.
+    def got(self, rows: int, after: State) -> None:
+        """So many rows came, with the state after them.
 
         Raises:
             DataError: everything that repeats has given 1,000 epochs since the last row.
         """
-        now = self._tally.epochs
-        if not now:
-            return
         if rows:
-            self._seen = dict(now)
+            self._since = after
             return
-        since = min(epochs - self._seen.get(which, 0) for which, epochs in list(now.items()))
-        if since >= MOST_EPOCHS:
+        now, then = epoch_of(after), epoch_of(self._since)
+        if now is None or then is None:
+            self._since = self._since if now is None else after
+            return
+        if now - then >= MOST_EPOCHS:
             raise DataError(
-                f"repeat: {since:,} epochs went by without a sample: what follows `repeat` (a filter, on_error='skip', chunks "
-                "longer than the data) leaves out every one; filter before you repeat, or correct it"
+                f"{now - then:,} epochs of {shown(self._stage)} went by without a sample. The data are empty, or something "
+                "leaves out every sample: a filter, on_error='skip', overlong='drop'. Look at one epoch without repeat"
             )
-        if since >= 2 and not self._warned:
+        if now - then >= 2 and not self._warned:
             self._warned = True
             logger.warning(
-                "repeat: %d epochs went by without a sample; what follows leaves out every one so far", since
+                "%d epochs of %s went by without a sample; reading goes on, up to %s such epochs in a row",
+                now - then,
+                shown(self._stage),
+                f"{MOST_EPOCHS:,}",
             )
+
+
+@contextmanager
+def awaited(stage: Stage[Any], at: State) -> Iterator[Iterator[tuple[Any, State]]]:
+    """The blocks of `stage` that follow `at`, as `running` gives them, for somebody who waits for a row of theirs."""
+    waiting = Waiting(stage, at)
+
+    def counted(items: Iterator[tuple[Any, State]]) -> Iterator[tuple[Any, State]]:
+        for block, after in items:
+            waiting.got(block.num_rows, after)
+            yield block, after
+
+    with running(stage, at) as items:
+        yield counted(items)

@@ -8,7 +8,7 @@ from contextvars import ContextVar, copy_context
 from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
-from brimful.core.errors import TALLY, quiet_tally
+from brimful.core.errors import TALLY, StateError, logger, quiet_tally
 from brimful.core.stage import Stage, State, running
 
 T = TypeVar("T")
@@ -34,6 +34,37 @@ REPLAY: Final[ContextVar[list[Replayed] | None]] = ContextVar("brimful_replay", 
 
 STEP: Final[ContextVar[int]] = ContextVar("brimful_step", default=1)
 """The items after a state that must come again: more than one where the state has the labels of all of them."""
+
+
+class OtherRows:
+    """Rows that may differ from those that a state was saved over, as the user allows it. It is said once."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def say(self, words: str) -> None:
+        if not self._said:
+            logger.warning("%s. This run goes on with the rows as they are now, as allow={'rows'} says", words)
+        self._said = True
+
+
+ALLOWED: Final[ContextVar[OtherRows | None]] = ContextVar("brimful_allowed", default=None)
+"""What is said of other rows in the run whose code this is; None: they are refused."""
+
+
+def other_rows(words: str) -> None:
+    """Refuses other rows than those that a state was saved over, unless they are allowed. `words`: what differs.
+
+    Raises:
+        StateError: with what to do.
+    """
+    if (allowed := ALLOWED.get()) is None:
+        raise StateError(
+            f"{words}. A shard was edited, a tokenizer or a function is another one, or a function is random. Go on with the "
+            "data and code that saved it, go on with these rows by allow={'rows'}, or start anew. (allow={'functions'} and "
+            "allow={'urls'} need the same rows here)"
+        )
+    allowed.say(words)
 
 
 def reached() -> None:

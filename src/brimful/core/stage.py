@@ -36,7 +36,7 @@ END: Final = "end"
 
 BLOCK_ROWS: Final = 4096
 BLOCK_BYTES: Final = 1 << 20
-VERSION: Final = 4
+VERSION: Final = 5
 
 
 class Stage(ABC, Generic[T_co]):
@@ -123,10 +123,16 @@ class Stage(ABC, Generic[T_co]):
     def over_epochs(self) -> Stage[T_co] | None:
         """The chain as it runs over epochs without an end, where its items may reach over their seams: then what repeats stands
         below. None: all of it ends with an epoch, and begins again."""
-        if not (self.itemwise or self.by_row):
+        if not (self.itemwise or self.by_row or self.carries):
             return None
         flowing = self.below[0].over_epochs
         return None if flowing is None else self.over(flowing)
+
+    @property
+    def carries(self) -> bool:
+        """Whether the end of an epoch leaves tokens for the next one: those that fill no chunk of `concat_chunk`. Then all that
+        stands above runs over the seams, too; but what counts the samples of an epoch does not."""
+        return len(self.below) == 1 and self.below[0].carries
 
     @property
     def endless(self) -> bool:
@@ -237,9 +243,10 @@ class Stage(ABC, Generic[T_co]):
         """Why a function of the user's did not find in an item what it looked for, and what to do; "" where nobody knows."""
         return next((words for one in self.below if (words := one.why_missing(error))), "")
 
-    def contents(self) -> list[str]:
-        """The lists that it begins with, described by all that is in them: their header has no more than lengths."""
-        return [words for one in self.asked for words in one.contents()]
+    @property
+    def static_buffers(self) -> bool:
+        """Whether items come in tensors that later ones come in too: whoever holds some of them copies, or refuses."""
+        return any(one.static_buffers for one in self.below)
 
     def functions(self) -> list[str]:
         """The functions of the user's that it calls, which no header holds by value, each with its verb: `map(clean)`."""
@@ -404,6 +411,9 @@ def _compared(description: Any, *left_out: str) -> dict[str, Any]:
 _SHOWN: Final = 100
 """An array of at most so many values is listed."""
 
+CHECKSUMS: Final = "checksums"
+"""The name under which a header has the checksums of rows, by column."""
+
 _REMEDIES: Final = {
     "urls": "a shard was added, taken away, renamed, put elsewhere in the list, or edited so that its size changed (a state has "
     "the digest of all names and sizes, not each of them): go on with those that saved it, or with these all the same by "
@@ -420,6 +430,7 @@ _REMEDIES: Final = {
     "shuffle_batches": "say shuffle_batches={saved}. True means 'stratified' with micro_batches of 2 or more, and with "
     "balance_cost over streams; else it means a random order, which fits only a run without them. Start a run whose "
     "micro_batches may change with 'stratified'. (A BatchSampler of 1.0.0rc1 gave the order of True for both: go on with True)",
+    CHECKSUMS: "go on with the rows that saved it, or with these all the same by allow={'rows'}",
     "window": "use the pipeline that saved it. A state calls window='steps' 'auto', too",
 }
 """The remedy for a setting that differs, by its name."""
@@ -431,8 +442,8 @@ SHUFFLES: Final = ("shuffle", "shuffle_shards")
 """Settings of sources without which their seed draws nothing."""
 
 
-_ALLOWED: Final = ("functions", "urls", "weights")
-"""The settings in which a state may differ, where the caller says so."""
+_ALLOWED: Final = ("functions", "rows", "urls", "weights")
+"""In what a state may differ, where the caller says so."""
 
 
 def allowed(names: Collection[str]) -> frozenset[str]:
@@ -499,6 +510,10 @@ def header_difference(
             for number, (one, other) in enumerate(zip(saved, ours))
         ]
     elif isinstance(saved, dict) and isinstance(ours, dict):
+        if kind == CHECKSUMS:  # by columns, of any name
+            differ = [name for name in (*ours, *saved) if saved.get(name) != ours.get(name)]
+            values = (_brief(one.get(differ[0])) for one in (saved, ours))
+            return None if "rows" in allow else Difference(f"{path}.{differ[0]}", kind, *values)
         if {"function"} == saved.keys() == ours.keys():
             return None if "functions" in allow or _same_function(saved, ours) else here._replace(kind="functions")
         if any(saved.get(name) != ours.get(name) for name in ("verb", "type")) or {"shards", "digest"} <= ours.keys():
@@ -515,7 +530,8 @@ def header_difference(
         if found := header_difference(*policies, allow | {"sort"}, f"{owner}policy", "policy"):
             return found
         idle = ["seed"] if any(saved.get(name) is ours.get(name) is False for name in SHUFFLES) else []
-        names = [name for name in (*ours, *(name for name in saved if name not in ours)) if name not in {*allow, *idle}]
+        passed = {*allow - {"rows"}, *idle}  # a header has the number of rows by this name
+        names = [name for name in (*ours, *(name for name in saved if name not in ours)) if name not in passed]
         pairs = [(saved.get(name), ours.get(name), f"{owner}{name}", name) for name in names]
     else:
         return here

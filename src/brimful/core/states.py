@@ -200,7 +200,8 @@ def check_form(state: Any, *names: str, version: int, what: str = "a state") -> 
     """
     if isinstance(state, dict) and state.get("version", version) != version:
         raise StateError(
-            f"this state has version {state['version']!r}, but this release of brimful reads version {version}"
+            f"this state has version {state['version']!r}, but this release of brimful reads version {version}. Go on with the "
+            "release that saved it, or start anew"
         )
     if not isinstance(state, dict) or state.keys() != {"version", *names}:
         got = list(state) if isinstance(state, dict) else type(state).__name__

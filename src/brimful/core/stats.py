@@ -10,6 +10,8 @@ from brimful.core.errors import Tally, logger
 
 ENGINE: Final = "engine:"
 """The counts of texts that an engine tokenized begin with this."""
+MOST_SHAPES: Final = 1_024
+"""That are told apart: nested batches have a new one each, and a compiler gave up long before."""
 LEFT_OUT: Final = ("skipped", "skipped_shards", "dropped", "truncated", "alone", "dropped_tokens")
 _NAMES: Final = (
     *("batches", "samples", "tokens", "slots", "fill", "padding", "num_shapes"),
@@ -40,9 +42,9 @@ class Stats(Mapping[str, Any]):
     """Live counts of one iterator. Each is an item and an attribute: `stats["tokens"]`, `stats.tokens`.
 
     These count what the consumer took: `batches`, `samples`, `tokens`, `slots` (positions of the padded tensors),
-    `fill` (tokens / slots), `padding` (1 - fill) and `num_shapes` (distinct shapes of the batches). A copy without
-    weight (static shapes, fillers) counts only its slots. Slots of a `collate_fn` count as they are planned, unless its
-    batch holds the length column.
+    `fill` (tokens / slots), `padding` (1 - fill) and `num_shapes` (distinct shapes of the batches; 1,024 stands for so
+    many or more). A copy without weight (static shapes, fillers) counts only its slots. Slots of a `collate_fn` count
+    as they are planned, unless its batch holds the length column.
 
     `seconds` is the time from the first call of `next` to the end of the last one. The consumer waited for
     `seconds_waited` of these, and for `seconds_to_first` for the first item. `stall_share` is the share of waiting.
@@ -163,7 +165,8 @@ class Stats(Mapping[str, Any]):
         self.samples += made.samples
         self.tokens += made.tokens
         self.slots += made.slots
-        self._shapes.add(made.shape)
+        if len(self._shapes) < MOST_SHAPES:
+            self._shapes.add(made.shape)
         if made.fewer_shapes and not self._warned and len(self._shapes) > recompile_limit():
             self._warned = True
             logger.warning(

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import numpy as np
@@ -193,13 +194,23 @@ def _train(console: Console, place: Path, corpus: Corpus, tokenizer: Path, steps
 
     _heading(console, 6, "Verdict")
     unbroken, *broken = (training.read_log(log) for log in logs.values())
-    return _verdict(console, unbroken, broken[0], broken[1], saved["step"], kill_at)
+    return _verdict(console, unbroken, broken[0], broken[1], saved["step"], kill_at, steps % save_every or save_every)
 
 
 def _verdict(
-    console: Console, unbroken: list[Step], killed: list[Step], resumed: list[Step], saved: int, kill_at: int
+    console: Console,
+    unbroken: list[Step],
+    killed: list[Step],
+    resumed: list[Step],
+    saved: int,
+    kill_at: int,
+    last: int,
 ) -> bool:
-    """Whether the steps up to the kill and those after what was saved had the batches of the unbroken run."""
+    """Whether the steps up to the kill and those after what was saved had the batches of the unbroken run.
+
+    Args:
+        last: how many steps the last line of losses is the mean of.
+    """
     expected = [*unbroken[:kill_at], *unbroken[saved:]]
     found = [*killed, *resumed]
     differ = [one.number for one, other in zip(expected, found) if one[:2] != other[:2]]
@@ -207,7 +218,8 @@ def _verdict(
     console.print(
         f"   batches compared  {len(found)}: of steps 1-{kill_at} until the kill, {saved + 1}-{len(unbroken)} after"
     )
-    console.print(f"   last loss         unbroken {unbroken[-1].loss:.4f}, killed and resumed {resumed[-1].loss:.4f}")
+    means = [fmean(step.loss for step in steps[-last:]) for steps in (unbroken, resumed)]
+    console.print(f"   last loss         unbroken {means[0]:.3f}, killed and resumed {means[1]:.3f}")
     if same:
         console.print("   [bold green]IDENTICAL[/]         each batch is, bit by bit, that of the unbroken run")
     else:

@@ -106,7 +106,7 @@ def train(
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
             losses.append(step.loss)
-            if done % save_every == 0:
+            if done % save_every == 0 or done == steps:
                 print(
                     f"   steps {done - len(losses) + 1:3} to {done:3}   loss {sum(losses) / len(losses):.3f}",
                     flush=True,

@@ -1,26 +1,33 @@
-"""Conversations as tokens: what a tokenizer's own chat template makes of them, and which of the tokens the assistant wrote."""
+"""Conversations as tokens: what a tokenizer's own chat template makes of them, and which of the tokens are trained on."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers.processors import ByteLevel
 
-from brimful.core.errors import DataError, count
+from brimful.core.errors import DataError
+from brimful.encoding.encoders import encodes_itself
+from brimful.encoding.turns import REMEDY, ChatTemplate, Turns
 
-TrainOn: TypeAlias = Literal["assistant", "last", "all"]
-_GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_PROMPT: Final = "add_generation_prompt"
-_REMEDY: Final = (
-    "mark what it generates by {% generation %} in the tokenizer's chat_template, take another train_on, or leave such rows out "
-    "(on_error='skip')"
-)
+TrainOn: TypeAlias = Literal["assistant", "last", "all", "marked"]
+_MARKS: Final = ("train", "weight", "loss_mask")
+_OLDER_ROLES: Final = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "function_response": "tool",
+    "observation": "tool",
+}
+"""Of messages that have `from` and `value`."""
 
 
 class Labelled(NamedTuple):
@@ -30,111 +37,73 @@ class Labelled(NamedTuple):
     trained: NDArray[np.bool_]
 
 
-class Turn(NamedTuple):
-    """One message of the assistant: the text before it, and the text up to its end; both begin the whole text."""
+def rendered(template: ChatTemplate, messages: list[Any], tools: Any, train_on: TrainOn) -> Turns:
+    """A conversation as text, and what of it trains.
 
-    message: int
-    before: str
-    upto: str
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A conversation as text.
-
-    Args:
-        text: all of it, special tokens included.
-        spans: (begin, end) of what is trained on in it, as the template marks it; None where it marks nothing.
-        turns: else the turns that are trained on.
-        whole: everything is trained on.
-    """
-
-    text: str
-    spans: list[tuple[int, int]] | None = None
-    turns: tuple[Turn, ...] = ()
-    whole: bool = False
-
-    def texts(self) -> list[str]:
-        """All that there is to tokenize."""
-        return list(dict.fromkeys([self.text, *(text for turn in self.turns for text in (turn.before, turn.upto))]))
-
-
-def rendered(tokenizer: Any, conversation: Any, tools: Any, train_on: TrainOn) -> Rendered:
-    """A conversation as text by the chat template of a transformers tokenizer.
-
-    Args:
-        conversation: a list of messages, dicts with a role; or such a list as JSON text. A key whose value is null is left out,
-            at any depth: rows of one type have the keys of all.
-        tools: a list of JSON schemas, or of JSON texts of them; or all of it as JSON text.
     Raises:
-        DataError: it is something else; nobody spoke whom `train_on` names; the template does not tell what the assistant says.
+        DataError: nobody spoke whom `train_on` names; a mark is not 0 or 1; the template does not tell who says what.
         Exception: what the template raises.
     """
-    messages = _messages(conversation)
-    known = _tools(tools)
-    template = tokenizer.get_chat_template(None, known)
-
-    def text_of(some: list[Any], prompted: bool = False) -> str:
-        return _text(tokenizer, template, some, known, prompted=prompted)[0]
-
+    marks = {number: mark for number, message in enumerate(messages) if (mark := _mark(message, number)) is not None}
+    off = [number for number, mark in marks.items() if not mark]
     if train_on == "all":
-        return Rendered(text_of(messages), whole=True)
-    spoken = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    if not spoken:
-        roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
+        return template.whole(messages, tools, off)
+    if train_on == "marked":
+        spoken = [number for number, mark in marks.items() if mark]
+    else:
+        spoken = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        if not spoken:
+            roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
+            raise DataError(
+                f"no message is the assistant's (roles: {roles}), so that nothing would be trained on. Rename the roles (map). "
+                "Or leave such rows out (on_error='skip')"
+            )
+    own = [number for number in (spoken[-1:] if train_on == "last" else spoken) if number not in off]
+    if not own:
         raise DataError(
-            f"no message is the assistant's (roles: {roles}), so that nothing would be trained on; rename the roles (map), or "
-            "leave such rows out (on_error='skip')"
+            f"no message is left to train on: train_on={train_on!r} and {', '.join(_MARKS)} of the messages leave none. Leave "
+            "such rows out (on_error='skip')"
         )
-    own = spoken[-1:] if train_on == "last" else spoken
-    if tokenizer.is_fast and _GENERATION.search(template):
-        text, spans = _text(tokenizer, template, messages, known, marked=True)
-        if train_on == "last":
-            before = text_of(messages[: own[0]]) if own[0] else ""
-            _check_begins(text, before, own[0], "the messages before it")
-            spans = [span for span in spans if span[0] >= len(before)]
-        if not any(begin < end for begin, end in spans):
+    if template.marks:
+        found = template.turns(messages, tools, own, all_marks=train_on == "assistant" and own == spoken)
+        if not any(begin < end for begin, end in found.spans):
             raise DataError(
                 f"the chat template marks nothing by {{% generation %}} in {len(own)} turns of the assistant"
             )
-        return Rendered(text, spans)
-    whole = text_of(messages)
-    turns = []
-    for number in own:
-        before = text_of(messages[:number], prompted=True)
-        upto = whole if number + 1 == len(messages) else text_of(messages[: number + 1])
-        _check_begins(upto, before, number, "the messages before it, and the prompt to answer them,")
-        _check_begins(whole, upto, number, "the messages up to it")
-        turns.append(Turn(number, before, upto))
-        _say_prefix(template, messages[number], upto[len(before) :])
-    return Rendered(whole, turns=tuple(turns))
+        return found
+    return template.turns(messages, tools, own)
 
 
-def labelled(tokenizer: Any, texts: Sequence[Rendered]) -> list[Labelled | DataError]:
-    """The tokens of conversations, all of which are tokenized at once; an error where a turn's are not to be told apart."""
-    apart = [one.texts() for one in texts]
-    flat = [text for own in apart for text in own]
-    if not flat:
+def labelled(tokenizer: Any, texts: Sequence[Turns]) -> list[Labelled | DataError]:
+    """The tokens of conversations, all of which are tokenized at once; an error where a token is nobody's.
+
+    Args:
+        tokenizer: for nobody else meanwhile, nor later with special tokens.
+    """
+    if not texts:
         return []
-    wanted = {"return_offsets_mapping": True} if any(one.spans is not None for one in texts) else {}
-    wanted |= {"return_attention_mask": False, "return_token_type_ids": False}
-    answer = tokenizer(flat, add_special_tokens=False, verbose=False, **wanted)
+    rows, places_of = _tokenized(tokenizer, [one.text for one in texts])
+    special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
     made: list[Labelled | DataError] = []
-    for one, own, (first, last) in zip(texts, apart, pairwise(accumulate(map(len, apart), initial=0)), strict=True):
-        ids = {text: np.array(row, np.int32) for text, row in zip(own, answer["input_ids"][first:last], strict=True)}
-        tokens = ids[one.text]
-        trained = np.full(len(tokens), one.whole)
-        if one.spans is not None:
-            places = np.fromiter(chain.from_iterable(answer["offset_mapping"][first]), np.int64).reshape(-1, 2)
-            for span in one.spans:
-                trained |= _within(places, span)
-        try:
-            for turn in one.turns:
-                trained[_slots(tokenizer, turn, ids, tokens)] = True
-        except DataError as error:
-            made.append(error)
+    for number, (one, ids) in enumerate(zip(texts, rows)):
+        borders = {at for span in one.spans for at in span} | {at for at, _ in one.begins}
+        places = places_of(number, sorted(borders))
+        over = next(
+            (pair for pair in one.begins if (at := places[pair[0]]).across and ids[at.token] not in special), None
+        )
+        if over is not None:
+            made.append(_across(tokenizer, ids, places[over[0]].token, over[1]))
             continue
-        if not one.whole and not trained.any():
+        trained = np.zeros(len(ids), bool)
+        for begin, end in one.spans:
+            first, last = places[begin], places[end]
+            # a special token may take the white space after it
+            skipped = first.across and ids[first.token] in special
+            trained[first.token + skipped : last.token + last.across] = True
+        tokens = np.array(ids, np.int32)
+        if one.end is not None:
+            tokens, trained = np.append(tokens, np.int32(one.end)), np.append(trained, True)
+        if not trained.any():
             made.append(DataError("what the assistant says has no token; leave such rows out (on_error='skip')"))
             continue
         trained[:1] = False  # nothing predicts the first token
@@ -142,81 +111,95 @@ def labelled(tokenizer: Any, texts: Sequence[Rendered]) -> list[Labelled | DataE
     return made
 
 
-def _text(
-    tokenizer: Any, template: str, messages: list[Any], tools: Any, *, prompted: bool = False, marked: bool = False
-) -> tuple[str, list[tuple[int, int]]]:
-    """A conversation by the template, and the spans that this marks."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    found: Any = render_jinja_template(
-        conversations=[messages],
-        tools=tools,
-        chat_template=template,
-        return_assistant_tokens_mask=marked,
-        add_generation_prompt=prompted,
-        **tokenizer.special_tokens_map,
+def _across(tokenizer: Any, ids: Sequence[int], at: int, message: int) -> DataError:
+    token = tokenizer.decode([ids[at]])
+    return DataError(
+        f"what the assistant says in message {message} cannot be told: a token lies across its border (token {at:,}, {token!r}). "
+        f"If the prompt ends in a space, leave this space out of the tokenizer's chat_template. {REMEDY}"
     )
-    texts, spans = found
-    return texts[0], [(begin, end) for begin, end in spans[0]] if marked else []
 
 
-def _say_prefix(template: str, message: Any, own: str) -> None:
-    """Says once that a role is trained on: a template without add_generation_prompt cannot say where the assistant begins."""
-    content = message.get("content")
-    if _PROMPT in template or not isinstance(content, str) or not (said := content.strip()):
-        return
-    before, found, _ = own.partition(said)
-    if found and before.strip():
-        count(
-            "prefix",
-            1,
-            f"chat: {before!r} before the assistant's words is trained on, too, as the chat template does not use {_PROMPT}. "
-            "To train on the words alone, mark them by {% generation %} ... {% endgeneration %} in it",
-        )
+class _Place(NamedTuple):
+    """The token that holds a character, by its number, and whether it holds earlier ones, too."""
+
+    token: int
+    across: bool
 
 
-def _check_begins(whole: str, beginning: str, number: int, what: str) -> None:
-    if not whole.startswith(beginning):
-        at = next(at for at, pair in enumerate(zip(whole + "\0", beginning + "\1")) if pair[0] != pair[1])
-        raise DataError(
-            f"what the assistant says in message {number} cannot be told: the chat template writes {what} otherwise when more "
-            f"messages follow ({beginning[at : at + 30]!r}, not {whole[at : at + 30]!r}, from character {at:,} on); {_REMEDY}"
-        )
+_Places: TypeAlias = Callable[[int, list[int]], dict[int, _Place]]
+"""Where some characters of a text are among its tokens. Args: the number of the text, and the characters, ascending."""
 
 
-def _slots(tokenizer: Any, turn: Turn, ids: dict[str, NDArray[np.int32]], tokens: NDArray[np.int32]) -> slice:
-    """Where the tokens of a turn are, which the tokens of what comes before must precede one by one. What follows its last
-    special token, if it is white space, is the template's: nobody generates it."""
-    before, upto = ids[turn.before], ids[turn.upto]
-    for beginning in (before, upto):
-        own = tokens[: len(beginning)]
-        if not np.array_equal(own, beginning):
-            at = next((at for at, pair in enumerate(zip(own, beginning)) if pair[0] != pair[1]), len(own))
-            raise DataError(
-                f"what the assistant says in message {turn.message} cannot be told: a token lies across its border (token "
-                f"{at:,} is {own[at : at + 1].tolist()} in the whole text, {beginning[at : at + 1].tolist()} at that border). "
-                f"If the prompt ends in a space, leave this space out of the tokenizer's chat_template; or {_REMEDY}"
-            )
-    special = np.flatnonzero(np.isin(upto[len(before) :], tokenizer.all_special_ids))
-    end = len(upto)
-    if len(special):
-        closed = len(before) + int(special[-1])
-        if turn.upto.rstrip().endswith(tokenizer.convert_ids_to_tokens(int(upto[closed]))):
-            end = closed + 1
-    return slice(len(before), end)
+def _tokenized(tokenizer: Any, texts: list[str]) -> tuple[Sequence[Sequence[int]], _Places]:
+    """The tokens of texts, and where their characters are among them."""
+    if not tokenizer.is_fast:
+        rows = _plain(tokenizer, texts)
+        return rows, lambda number, places: _by_pieces(tokenizer, texts[number], rows[number], places)
+    if encodes_itself(tokenizer):
+        answer = tokenizer(texts, add_special_tokens=False, verbose=False)
+        encodings = answer.encodings
+    else:
+        backend = tokenizer.backend_tokenizer
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = tokenizer.split_special_tokens
+        backend.post_processor = ByteLevel(trim_offsets=False)  # others may say that tokens have no white space
+        encodings = backend.encode_batch(texts, add_special_tokens=False)
+    return [one.ids for one in encodings], lambda number, places: _by_offsets(encodings[number], texts[number], places)
 
 
-def _within(places: NDArray[np.int64], span: tuple[int, int]) -> NDArray[np.bool_]:
-    """The tokens that hold a character of a span; those of white space may have none, and stand where it ends."""
-    (begin, end), (first, last) = span, places.T
-    held: NDArray[np.bool_] = np.where(first < last, (first < end) & (last > begin), (first > begin) & (first <= end))
-    return held
+def _by_offsets(encoding: Any, text: str, places: list[int]) -> dict[int, _Place]:
+    """By the characters of each token. Price: .5 us a place; 60 ns a token where there are many places."""
+    if len(places) <= _FEW:
+        found = [encoding.char_to_token(place) if place < len(text) else len(encoding) for place in places]
+        if None not in found:
+            begins = (encoding.token_to_chars(token)[0] if token < len(encoding) else len(text) for token in found)
+            return {at: _Place(token, begin < at) for at, token, begin in zip(places, found, begins)}
+    offsets = np.array([*encoding.offsets, (len(text), len(text))], np.int64).reshape(-1, 2)
+    tokens = np.searchsorted(offsets[:-1, 1], places, "right")  # those that end after a place
+    across = offsets[tokens, 0] < places
+    return {at: _Place(*found) for at, *found in zip(places, tokens.tolist(), across.tolist())}
 
 
-def _messages(conversation: Any) -> list[Any]:
+_FEW: Final = 32
+
+
+def _by_pieces(tokenizer: Any, text: str, ids: Sequence[int], places: list[int]) -> dict[int, _Place]:
+    """For a tokenizer that knows no offsets: by the tokens of the text between two places, where these are all tokens of the
+    whole; else by those of the text up to each place."""
+    edges = [0, *places, len(text)]
+    pieces = _plain(tokenizer, [text[begin:end] for begin, end in pairwise(edges)])
+    if [*chain.from_iterable(pieces)] == [*ids]:
+        return {at: _Place(token, False) for at, token in zip(places, accumulate(map(len, pieces)))}
+    found = {}
+    for place, own in zip(places, _plain(tokenizer, [text[:place] for place in places])):
+        same = next((at for at, (one, other) in enumerate(zip(own, ids)) if one != other), len(own))
+        found[place] = _Place(same, same < len(own))
+    return found
+
+
+def _plain(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    rows: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    return rows
+
+
+# -- what rows hold ---------------------------------------------------------------------------------------------------------
+
+
+def messages_of(conversation: Any) -> list[Any]:
+    """The messages of a conversation.
+
+    Args:
+        conversation: a list of messages: dicts, or JSON texts of them; or JSON text of such a list. Messages of older forms have
+            `from` and `value`. A key whose value is null is left out, at any depth, but in JSON text: rows of one type have the
+            keys of all.
+    Raises:
+        DataError: it is something else.
+    """
     messages = _parsed(conversation)
     if not isinstance(messages, list) or not messages:
         raise DataError(f"a conversation must be a list of messages (got {_shown(conversation)})")
+    messages = [_with_role(_parsed(message) if isinstance(message, str) else message) for message in messages]
     for number, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             keys = f"keys: {', '.join(message)}" if isinstance(message, dict) else _shown(message)
@@ -227,13 +210,47 @@ def _messages(conversation: Any) -> list[Any]:
     return messages
 
 
-def _tools(tools: Any) -> Any:
+def _with_role(message: Any) -> Any:
+    """A message of an older form as they are today."""
+    if not isinstance(message, dict) or "role" in message or not isinstance(said := message.get("from"), str):
+        return message
+    more = {name: value for name, value in message.items() if name not in ("from", "value")}
+    made = {"role": _OLDER_ROLES.get(said, said), "content": message.get("value"), **more}
+    if said != "function_call":
+        return made
+    try:
+        call = json.loads(made["content"])
+    except (TypeError, ValueError):
+        return made
+    calls = call if isinstance(call, list) else [call]
+    if not all(isinstance(one, dict) and "name" in one for one in calls):
+        return made
+    return made | {"content": "", "tool_calls": [{"type": "function", "function": one} for one in calls]}
+
+
+def tools_of(tools: Any) -> Any:
+    """A list of JSON schemas, or of JSON texts of them, or all of it as JSON text; None where there are none.
+
+    Raises:
+        DataError: it is something else.
+    """
     known = _parsed(tools)
     if not known:
         return None
     if not isinstance(known, list):
         raise DataError(f"tools must be a list of JSON schemas (got {_shown(tools)})")
-    return [_parsed(tool) for tool in known]
+    return [_parsed(tool) if isinstance(tool, str) else tool for tool in known]
+
+
+def _mark(message: Any, number: int) -> bool | None:
+    """Whether a message says that it trains; None: it says nothing."""
+    if message.keys().isdisjoint(_MARKS):
+        return None
+    given = {name: message[name] for name in _MARKS if message.get(name) is not None}
+    for name, mark in given.items():
+        if not isinstance(mark, bool | int | float) or mark not in (0, 1):
+            raise DataError(f"{name} of message {number} must be 0 or 1, or false or true (got {_shown(mark)})")
+    return all(given.values()) if given else None
 
 
 def _parsed(value: Any) -> Any:

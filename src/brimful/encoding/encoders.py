@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 from tokenizers import Tokenizer
+from tokenizers.implementations.base_tokenizer import BaseTokenizer
 
-from brimful.core.errors import integer, logger, one_of
+from brimful.core.errors import by_name, integer, logger, one_of
 from brimful.encoding.encoder import OFFSETS, Encoder, Padding
 from brimful.encoding.encoder_kinds import (
     OUTPUTS,
@@ -47,6 +48,7 @@ _NOT_SERVED: Final = {
     "text_target": "tokenize(column=(source, target), output_column=('input_ids', 'labels')) tokenizes both",
 }
 """Keywords of a transformers call that ask for what a row has no place for, and what to do."""
+_FOR_TEMPLATES: Final = {"documents", "kwargs"}
 _NO_KEYWORDS: Final = {"self", "text", "text_pair_target", "tokenizer_kwargs", "kwargs", *_NOT_SERVED}
 
 
@@ -136,12 +138,12 @@ def _of_transformers(tokenizer: Any, request: _Request) -> Encoder:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
     limit = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
-    itself = _encodes_itself(tokenizer)
+    itself = encodes_itself(tokenizer)
     _refuse_not_served(tokenizer, settings, outputs, itself)
     called = settings.keys() - _FAST or set(outputs) - OUTPUTS.keys() or itself
     if not isinstance(backend, Tokenizer) or called:
         most = _truncated(settings, limit, 1, pairs)[0]
-        return TransformersEncoder(copy.deepcopy(tokenizer), settings, most, padding=padding, engine=engine)
+        return TransformersEncoder(_copied(tokenizer), settings, most, padding=padding, engine=engine)
     side, split = tokenizer.truncation_side, tokenizer.split_special_tokens
     return _fast(backend, request, None, side, limit, split, padding)
 
@@ -155,12 +157,17 @@ def _max_length(name: str, known: set[str], request: _Request) -> int | None:
     return _truncated(request.settings, None, 1, pairs=False)[0]
 
 
-def chat_encoder_for(tokenizer: Any) -> TransformersEncoder:
+def chat_encoder_for(
+    tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None, end_token: str | None = None
+) -> TransformersEncoder:
     """The encoder of a tokenizer that has a chat template, or of the name of one.
 
+    Args:
+        template_kwargs: what is to go to the template, too.
+        end_token: what is to end turns that the template leaves open.
     Raises:
         TypeError: it is none of transformers.
-        ValueError: it has no template.
+        ValueError: it has no template; or it does not know the end token; or names are taken.
     """
     tokenizer = loaded(tokenizer)
     if not hasattr(tokenizer, "get_chat_template"):
@@ -179,8 +186,16 @@ def chat_encoder_for(tokenizer: Any) -> TransformersEncoder:
             "too: keep them by to_store(path), or set tokenizer.chat_template to one without strftime_now",
             type(tokenizer).__name__,
         )
+    kwargs = by_name("template_kwargs", template_kwargs, "{'enable_thinking': False}")
+    own = inspect.signature(type(tokenizer).apply_chat_template).parameters.keys() | {"messages"}
+    if taken := sorted(kwargs.keys() & (own - _FOR_TEMPLATES)):
+        raise ValueError(f"template_kwargs go to the chat template, and {taken[0]!r} is no variable of yours in it")
+    if end_token is not None and end_token not in tokenizer.get_vocab():
+        raise ValueError(
+            f"end_token must be a token of this {type(tokenizer).__name__} (got {end_token!r}). Its add_special_tokens adds one"
+        )
     padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
-    return TransformersEncoder(copy.deepcopy(tokenizer), {}, padding=padding, engine="tokenizer")
+    return TransformersEncoder(_copied(tokenizer), {}, padding=padding, engine="tokenizer")
 
 
 def _refuse_not_served(tokenizer: Any, settings: dict[str, Any], outputs: tuple[str, ...], itself: bool) -> None:
@@ -206,7 +221,7 @@ def _refuse_not_served(tokenizer: Any, settings: dict[str, Any], outputs: tuple[
         )
 
 
-def _encodes_itself(tokenizer: Any) -> bool:
+def encodes_itself(tokenizer: Any) -> bool:
     """Whether the class of a transformers tokenizer has its own way to encode, around the tokenizer that it holds."""
     ways = (getattr(type(tokenizer), name, None) for name in ("__call__", "_encode_plus", "_batch_encode_plus"))
     return any(way is not None and not way.__module__.startswith("transformers.tokenization_") for way in ways)
@@ -232,7 +247,25 @@ def _fast(
         truncation = own
     split = settings.get("split_special_tokens", split)
     added = {id_: token.content for id_, token in tokenizer.get_added_tokens_decoder().items()}
-    return FastEncoder(tokenizer.to_str(), truncation, special, split, added, padding=padding, engine=engine)
+    try:
+        serialized = tokenizer.to_str()
+    except Exception as error:
+        raise _uncopied(tokenizer, error) from error
+    return FastEncoder(serialized, truncation, special, split, added, padding=padding, engine=engine)
+
+
+def _copied(tokenizer: Any) -> Any:
+    try:
+        return copy.deepcopy(tokenizer)
+    except Exception as error:
+        raise _uncopied(tokenizer, error) from error
+
+
+def _uncopied(tokenizer: Any, error: Exception) -> ValueError:
+    return ValueError(
+        f"this {type(tokenizer).__name__} cannot be copied for threads and processes: {error}. Take parts of the library alone. "
+        "tokenize takes a function, too: lambda texts: [one.ids for one in tokenizer.encode_batch(texts)]"
+    )
 
 
 def _truncated(settings: Mapping[str, Any], limit: int | None, least: int, pairs: bool) -> tuple[int | None, str]:
@@ -308,5 +341,7 @@ def _files_in(folder: Path) -> str:
 
 
 def loaded(tokenizer: Any) -> Any:
-    """A tokenizer that was given by its name or path, and any other as it is."""
+    """A tokenizer that was given by its name or path; one of `tokenizers` without the class around it; any other as it is."""
+    if isinstance(tokenizer, BaseTokenizer):
+        return tokenizer._tokenizer
     return load_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from brimful.core.errors import names_of
+from brimful.core.own_keys import OWN_KEYS
 from brimful.grouping.bridges import PADDED_LEFT, data_of_groups, token_ends
 from brimful.grouping.calls import Outputs, applied
 from brimful.grouping.collection_data import CollectionData, regrouped
@@ -18,10 +19,7 @@ from brimful.plan.plan import IntArray
 
 MODEL_INPUTS: Final = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
 """`group_apply` passes those of these that are in the batch to the model by default."""
-LEFT_OUT: Final = (
-    *("labels", "shift_labels", "special_tokens_mask", "lengths"),
-    *("weight", "is_filler", "ends_step", "num_items_in_batch", "num_items_on_rank", "sample_weights"),
-)
+LEFT_OUT: Final = ("labels", "shift_labels", "special_tokens_mask", *OWN_KEYS)
 """It never passes these by default. The user must name or leave out any other tensor."""
 
 

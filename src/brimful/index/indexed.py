@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from brimful.blocks.blocks import Block
 from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import EMPTY
-from brimful.core.errors import logger
+from brimful.core.errors import DataError
 from brimful.core.once import once
-from brimful.core.repeat import passed
-from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_originals
+from brimful.core.repeat import reached
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_originals, shown
 from brimful.index.index import DataIndex, Index
 from brimful.index.view import ChosenIndex, SelectedIndex
 
@@ -40,7 +40,8 @@ SPAN: Final = 1 << 20
 class Indexed(Stage[Block]):
     """Abstract: samples of an index, in an order of which any part is computed alone; so a place is a number.
 
-    State: [epoch, samples handed on]. A resume, like `skip`, costs what the first block costs.
+    State: [epoch, samples handed on]; where sources repeat, with the epoch that they have come to (`reached`). A resume, like
+    `skip`, costs what the first block costs.
     """
 
     @property
@@ -56,6 +57,11 @@ class Indexed(Stage[Block]):
     @abstractmethod
     def order(self, epoch: int) -> RowNumbers:
         """The rows of an epoch, in order."""
+
+    @property
+    def pass_rows(self) -> int:
+        """How many samples its sources have: so many places are a pass over them, where they repeat."""
+        return sum(cast(Indexed, one).pass_rows for one in self.below)
 
     def unshuffled(self) -> tuple[RowNumbers, int]:
         """The rows of epoch 0 and how many they are, without a shuffle where that leaves the same rows: to judge them by.
@@ -106,7 +112,7 @@ class Indexed(Stage[Block]):
         return [epoch, 0]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        epoch, done = at
+        epoch, done = at["rows"] if isinstance(at, dict) else at
         count = self.count
         if count == 0:
             yield EMPTY, END
@@ -123,9 +129,12 @@ class Indexed(Stage[Block]):
             block = self.index.take(numbers[:size])
             numbers = numbers[size:]
             done += size
-            if count is None:
-                passed(self, (done - at[1]) // len(self.index))
-            yield block, END if done == count else [epoch, done]
+            yield block, END if done == count else self.reached(epoch, done, [epoch, done])
+
+    def reached(self, epoch: int, done: int, state: State) -> State:
+        """A state after so many places of an epoch: with the epoch that their sources have come to, where these repeat."""
+        repeats = self.count is None or self.count > self.pass_rows
+        return reached(epoch + done // self.pass_rows, state) if repeats else state
 
     def _block_rows(self, numbers: NDArray[np.int64]) -> int:
         """How many of these rows a block has: as many as have 4 M values, some 16 MB, where lengths are known without reading.
@@ -154,6 +163,10 @@ class Source(Indexed):
     @property
     def count(self) -> int:
         return len(self.index)
+
+    @property
+    def pass_rows(self) -> int:
+        return self.count
 
     def order(self, epoch: int) -> RowNumbers:
         return self.ordered(self.index, epoch)
@@ -304,18 +317,19 @@ def over_epochs(stage: Indexed, epoch: int) -> RowNumbers:
 
 @dataclass(frozen=True)
 class Repeat(Reordered):
-    """Place p is place p mod count of epoch + p // count; unless there is no sample: then a warning, and the end."""
+    """Place p is place p mod count of epoch + p // count."""
 
     endless = True
 
-    @once
-    def count(self) -> int | None:
-        if self.upstream.count == 0:
-            logger.warning("repeat: epoch 0 has no sample; the stream ends here")
-            return 0
+    @property
+    def count(self) -> None:
         return None
 
     def order(self, epoch: int) -> RowNumbers:
+        if self.upstream.count == 0:
+            raise DataError(
+                f"{shown(self)}: there is no sample to repeat. The data are empty, or a filter leaves out every sample"
+            )
         return over_epochs(self.upstream, epoch)
 
     def unshuffled(self) -> tuple[RowNumbers, int]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import array_of, concat, distinct
+from brimful.blocks.ragged import LABELS, array_of, concat, distinct
 from brimful.blocks.schema import united
 from brimful.blocks.several import conformed
 from brimful.core.once import once
@@ -115,12 +115,12 @@ class JoinedIndex(Index):
             if all(name in part.list_columns or name not in part.schema.names for part in self.parts)
         ]
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        if any(part.num_labels_at(numbers[:0]) is None for part in self.parts):
+    def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
+        if any(part.num_labels_at(numbers[:0], column) is None for part in self.parts):
             return None
         out = np.zeros((3, len(numbers)), dtype=np.int64)
         for part, at, own in self._by_part(numbers):
-            counts = self.parts[part].num_labels_at(own)
+            counts = self.parts[part].num_labels_at(own, column)
             assert counts is not None
             out[:, at] = counts
         return out

@@ -141,6 +141,7 @@ class MapStyleIndex(DataIndex):
             if required:
                 raise self._missing(columns)
             return np.zeros(len(numbers), dtype=np.int64)
+        self._check_count()
         known = self._lengths.get(_WHOLE) if self.given is None else self.given
         if known is None:
             return lengths_by_column(self, columns, True, len(numbers), lambda column: self._of(column)[numbers])
@@ -151,6 +152,15 @@ class MapStyleIndex(DataIndex):
                 f"({', '.join(columns)}); give as many of the one as of the other"
             )
         return known[numbers]
+
+    def _check_count(self) -> None:
+        """Refuses a data set that has more samples than lengths, or fewer."""
+        known = [self.given] if self.given is not None else [*self._lengths.values()]
+        if (now := len(self)) != (then := len(known[0]) if known else now):
+            raise DataError(
+                f"the data set given to from_dataset had {then:,} samples when their lengths were taken, and has {now:,} now. "
+                "Make a new one of it: from_dataset(data)"
+            )
 
     def measured(self, columns: Sequence[str], required: bool) -> list[int]:
         if self.given is not None or not self._measures(columns, required):

@@ -13,13 +13,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.hashes import digest_of
-from brimful.blocks.ragged import concat, fingerprint, with_column
+from brimful.blocks.ragged import concat, with_column
 from brimful.blocks.schema import first_rows, infer, samples_in
 from brimful.core import random
-from brimful.core.errors import ORIGIN, origins, settle, truth
+from brimful.core.errors import ORIGIN, DataError, origins, settle, truth
 from brimful.core.once import once
-from brimful.core.stage import BLOCK_ROWS, Stage, place, running
+from brimful.core.repeat import awaited
+from brimful.core.stage import BLOCK_ROWS, CHECKSUMS, Stage, place
 from brimful.index.index import BlockIndex, DataIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
@@ -29,8 +29,8 @@ from brimful.sources.iterable import drawn, numbered
 
 @dataclass(frozen=True, eq=False)
 class SequenceIndex(BlockIndex):
-    """A list of dicts or strings, or an Arrow table; columnar from the first use on. (Data sets of Hugging Face that are not
-    tables: see `sources.data_libraries`.)"""
+    """A list of dicts or strings, or an Arrow table; columnar from the first use on, when its values are hashed too.
+    (Data sets of Hugging Face that are not tables: see `sources.data_libraries`.)"""
 
     sequence: Any
 
@@ -47,7 +47,13 @@ class SequenceIndex(BlockIndex):
         return concat(numbered(samples[first : first + BLOCK_ROWS], "from_sequence", first) for first in starts)
 
     def __len__(self) -> int:
-        return len(self.sequence)
+        now = len(self.sequence)
+        if "block" in vars(self) and now != self.block.num_rows:
+            raise DataError(
+                f"the data given to from_sequence had {self.block.num_rows:,} samples at their first use, and have {now:,} now. "
+                "Make a new data set of them: from_sequence(data)"
+            )
+        return now
 
     @property
     def known_schema(self) -> pa.Schema | None:
@@ -59,14 +65,8 @@ class SequenceIndex(BlockIndex):
             return stored(rows.slice(0, 1).to_batches()[0]).schema.remove_metadata()
         return infer(samples_in(first_rows(drawn((rows[row] for row in range(len(rows))), "from_sequence", 0))))
 
-    def contents(self) -> list[str]:
-        found = 0
-        for block in self.blocks():
-            found = digest_of(block, found)
-        return [f"{self.block.num_rows:,} with the digest {found:08x}"]
-
-    def fingerprint(self) -> dict[str, int]:
-        return {"rows": len(self), "crc32": fingerprint(self.block)}
+    def fingerprint(self) -> dict[str, Any]:
+        return {"rows": len(self), CHECKSUMS: self.checksums}
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +96,11 @@ class CachedIndex(BlockIndex):
 
     @once
     def block(self) -> Block:
-        with running(self.upstream, self.upstream.start(0)) as items:
+        with awaited(self.upstream, self.upstream.start(0)) as items:
             return concat(block for block, _ in items)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"of": self.upstream.header(), "crc32": fingerprint(self.block)}
+        return {"of": self.upstream.header(), CHECKSUMS: self.checksums}
 
 
 @dataclass(frozen=True, eq=False)

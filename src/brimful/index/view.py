@@ -54,8 +54,8 @@ class View(Index):
     def list_columns(self) -> Sequence[str]:
         return self.source.list_columns
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        return self.source.num_labels_at(self.in_base(numbers))
+    def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
+        return self.source.num_labels_at(self.in_base(numbers), column)
 
     @property
     def expects(self) -> bool:
@@ -138,8 +138,8 @@ class ChosenIndex(View):
     def list_columns(self) -> Sequence[str]:
         return [name for name, old in self.kept.items() if old in self.source.list_columns]
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        return self.source.num_labels_at(numbers) if self.kept.get(LABELS) == LABELS else None
+    def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
+        return self.source.num_labels_at(numbers, self.kept[column]) if column in self.kept else None
 
     def _old(self, columns: Sequence[str], required: bool) -> list[str]:
         if required and (missing := [name for name in columns if name not in self.kept]):

@@ -55,6 +55,10 @@ class Zip(Indexed):
                 raise unequal(0, _words(counts[0]), number, _words(count))
         return counts[0]
 
+    @property
+    def pass_rows(self) -> int:
+        return max(one.pass_rows for one in self.upstreams)
+
     def order(self, epoch: int) -> RowNumbers:
         orders = [upstream.order(epoch) for upstream in self.upstreams]
         steps = self.index.steps
@@ -131,9 +135,9 @@ class ZippedIndex(Index):
     def list_columns(self) -> Sequence[str]:
         return [name for part in self.parts for name in part.list_columns]
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        owner = self._owners.get(LABELS, 0)  # where none has labels, the first part says so
-        return self.parts[owner].num_labels_at(self._rows(numbers, owner))
+    def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
+        owner = self._owners.get(column, 0)  # where none has labels, the first part says so
+        return self.parts[owner].num_labels_at(self._rows(numbers, owner), column)
 
     @once
     def _owners(self) -> dict[str, int]:

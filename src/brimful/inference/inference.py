@@ -21,7 +21,6 @@ from brimful.batching.batch import Batch
 from brimful.batching.planners import ByPolicy
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, Sample
-from brimful.blocks.hashes import digest_of
 from brimful.blocks.texts import TextBytes, bytes_of
 from brimful.core.errors import (
     DataError,
@@ -43,7 +42,7 @@ from brimful.core.stage import Stage, refuse_streams
 from brimful.dataset import Dataset, Executor, IndexedDataset
 from brimful.encoding.encoder import paddings
 from brimful.index.sequence import FromSequence
-from brimful.inference.open_window import OpenWindow
+from brimful.inference.open_window import OpenWindow, digest
 from brimful.inference.results import ResultFolder, ResultIndex, WindowsDone
 from brimful.loader import Loader
 from brimful.oom.exhaustion import GuardStats
@@ -225,7 +224,6 @@ def map_batches_in_order(
         "type": "map_batches_in_order",
         "fn": name_of(fn),
         "version": version,
-        "samples": dataset.stage.contents(),
         "layout": layout,
         "pad_side": pad_side or (padding.side if padding else "right"),
         "dtypes": dict(stage.rules.dtypes),
@@ -238,7 +236,7 @@ def map_batches_in_order(
     except KeyboardInterrupt as error:
         error.add_note(f"To continue, run the same call again. It goes on after the last window in {folder.path}")
         raise
-    crc = crc32(json.dumps([settings, done.digest, done.runs, done.checksums]).encode())
+    crc = crc32(json.dumps([settings, done.before["header"], done.digest, done.runs, done.checksums]).encode())
     return IndexedDataset(
         FromSequence(ResultIndex(folder.path, done.runs, done.checksums, crc), shuffle=False, seed=42)
     )
@@ -300,9 +298,8 @@ class _InferenceRun:
                 opened = OpenWindow(folder.files, done.windows)
                 with self._windows(batches, sum(done.rows()), opened) as windows:
                     for number, (window, results, after) in enumerate(windows, done.windows):
-                        checksums = folder.write(number, results)
-                        digest = digest_of(window.take(np.arange(len(window))))
-                        done = done.after(len(results), before, digest, checksums)
+                        sums = folder.write(number, results)
+                        done = done.after(len(results), before, digest(window, np.arange(len(window))), sums)
                         folder.save(done)
                         opened.done()
                         before = after
@@ -476,7 +473,7 @@ def _check_last(folder: ResultFolder, done: WindowsDone, batches: Iterator[tuple
         window = next((batch.window for batch, _ in batches if batch.last), None)
     except StateError as error:
         raise StateError(f"the results in {folder.path} are of other data: {error}") from error
-    found = 0 if window is None else digest_of(window.take(np.arange(len(window))))
+    found = 0 if window is None else digest(window, np.arange(len(window)))
     if found != done.digest:
         raise StateError(
             f"the results in {folder.path} are of other data: the samples of window {done.windows - 1:,} had the digest "

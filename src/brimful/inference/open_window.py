@@ -18,10 +18,9 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-import numpy as np
-
 from brimful.batching.batch import Batch
-from brimful.blocks.hashes import digest_of
+from brimful.batching.window import IntArray, PlanningWindow
+from brimful.blocks.checksums import checksums
 from brimful.core.errors import StateError
 from brimful.core.whole import naming
 from brimful.inference.results import ResultFiles
@@ -44,11 +43,12 @@ class BatchRecord(NamedTuple):
         Raises:
             StateError: the data are others.
         """
-        if self.numbers != batch.numbers.tolist() or self.digest != _digest(batch):
+        if self.numbers != batch.numbers.tolist() or self.digest != digest(batch.window, batch.numbers):
+            found = digest(batch.window, batch.numbers)
             raise StateError(
                 f"the results that are there are of other data: a batch of window {batch.window.number:,} had "
-                f"{len(self.numbers):,} samples with the digest {self.digest:08x}, and has {len(batch):,} with "
-                f"{_digest(batch):08x} here; name another folder, or go on with those"
+                f"{len(self.numbers):,} samples with the digest {self.digest:08x}, and has {len(batch):,} with {found:08x} here; "
+                "name another folder, or go on with those"
             )
 
 
@@ -99,7 +99,7 @@ class OpenWindow:
         about = {
             "window": self._window,
             "numbers": batch.numbers.tolist(),
-            "digest": _digest(batch),
+            "digest": digest(batch.window, batch.numbers),
             "bytes": len(content),
         }
         record = json.dumps(about).encode() + b"\n" + content
@@ -126,5 +126,6 @@ class OpenWindow:
         return found
 
 
-def _digest(batch: Batch) -> int:
-    return digest_of(batch.window.take(np.asarray(batch.numbers)))
+def digest(window: PlanningWindow, numbers: IntArray) -> int:
+    """Of all values of some samples of a window."""
+    return crc32(repr(checksums(window.take(numbers))).encode())

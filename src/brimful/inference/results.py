@@ -146,7 +146,10 @@ class ResultFolder:
             saved = json.loads(path.read_bytes())
             version, settings = saved["version"], saved["settings"]
             if version != VERSION:
-                raise StateError(f"{path} has version {version!r}, but this release of brimful reads version {VERSION}")
+                raise StateError(
+                    f"{path} has version {version!r}, but this release of brimful reads version {VERSION}. Its files can be read "
+                    f"as they are; remove {self.path} to begin anew"
+                )
             found = WindowsDone.from_json(saved)
         except FileNotFoundError:
             return None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import torch
 from accelerate import Accelerator
@@ -18,14 +19,16 @@ from accelerate.state import GradientState
 from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 
-from brimful.async_loader import AsyncLoader, micro_batches_of
+from brimful.async_loader import AsyncLoader, has_static_buffers, micro_batches_of
 from brimful.batches import Batches
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
-from brimful.integrations.guard import check_shared_out
+from brimful.integrations.copies import CopiesGuard
+from brimful.integrations.guard import check_shared_out, refuse_static_buffers, told_to_all
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
+from brimful.tensors.structures import tensors_of
 
 __all__ = ["load", "prepare", "save"]
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:  # Accelerate has no types, and a base without one leaves `Pre
 else:
     from accelerate.data_loader import DataLoaderStateMixin
 
+Guards: TypeAlias = tuple[IsolationGuard, CopiesGuard]
 _END: Final = object()
 
 
@@ -53,6 +57,7 @@ def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -
     Raises:
         ValueError: there are several processes, and batches are not sharded: use `batches.shard()`. Or gradients
             accumulate over another number of batches than `micro_batches`.
+            Or a loader has static_buffers.
         TypeError: a DataLoader is wrapped around a loader.
     Price: less than a second at the first packed batch. One more batch is held, as in Accelerate's own loaders, and a
         state is taken with each batch.
@@ -64,10 +69,10 @@ def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -
         >>> [(batch["input_ids"].tolist(), accelerator.gradient_state.end_of_dataloader) for batch in loader]
         [([[0], [1]], False), ([[2]], True)]
     """
-    guard = IsolationGuard(isolation)
-    ours_or_theirs = [_prepared(accelerator, one, guard) for one in objects]
+    guards = IsolationGuard(isolation), CopiesGuard()
+    ours_or_theirs = [_prepared(accelerator, one, guards) for one in objects]
     ours = [one for one in ours_or_theirs if isinstance(one, Prepared)]
-    if ours:
+    for guard in guards if ours else ():
         guard.watch(*(one for one in objects if isinstance(one, torch.nn.Module)))
     for loader in ours:  # once all have said how many
         steps = accelerator.gradient_accumulation_steps
@@ -136,6 +141,7 @@ def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
 
     Raises:
         RuntimeError: no loader was prepared by this module, or another number of loaders was saved.
+        RankError: another process failed, for example as it refused its state. The error names it and its error.
     Example:
         >>> import tempfile
         >>> import brimful as bf
@@ -153,7 +159,8 @@ def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
     _check(accelerator)
     target = Path(folder)
     old = target.with_name(f"{target.name}.old")
-    accelerator.load_state(str(target if target.exists() or not old.exists() else old))
+    with told_to_all(gather_object):
+        accelerator.load_state(str(target if target.exists() or not old.exists() else old))
 
 
 @final
@@ -165,9 +172,9 @@ class Prepared(DataLoaderStateMixin):
     State: the loader's own after the last batch that was handed out; each may go on from the other's.
     """
 
-    def __init__(self, accelerator: Accelerator, loader: Loader | AsyncLoader, guard: IsolationGuard) -> None:
+    def __init__(self, accelerator: Accelerator, loader: Loader | AsyncLoader, guards: Guards) -> None:
         self.loader = loader
-        self._guard = guard
+        self._guards = guards
         self.gradient_state: GradientState = GradientState()
         self._drop_last = True  # the remainder of the last step is counted here, from the batches
         self._accelerator = accelerator
@@ -175,6 +182,7 @@ class Prepared(DataLoaderStateMixin):
         self._handed_out = 0
 
     def __iter__(self) -> Iterator[Any]:
+        self._end()
         self._loop = loop = object()
         self.loader.follow(lambda: self._handed_out)
         self.begin()
@@ -187,13 +195,19 @@ class Prepared(DataLoaderStateMixin):
                     self.end_of_dataloader = True
                     self.remainder: int = self._rows_of_last_step(batch)
                 self._handed_out += 1
-                self._guard.saw(batch)
+                for guard in self._guards:
+                    guard.saw(batch)
                 yield send_to_device(batch, self._accelerator.device) if self._accelerator.device_placement else batch
         finally:
-            self.end()
             if self._loop is loop:
-                self._loop = None
+                self._end()
                 self.loader.follow(None)
+
+    def _end(self) -> None:
+        """The loop that runs ends, and Accelerate hears of it at once: told later, it would forget the next loop."""
+        if self._loop is not None:
+            self._loop = None
+            self.end()
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -220,14 +234,18 @@ class Prepared(DataLoaderStateMixin):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration continue from a state. It may be a state of the loader itself."""
         self.loader.load_state_dict(state_dict)
-        self._loop = None
+        self._end()
 
     def _rows_of_last_step(self, batch: Any) -> int:
         """How many rows the last step has on all processes without its fillers, where it has some and they come last: what
         `gather_for_metrics` keeps. -1, which keeps all, where that says nothing."""
         if self._accelerator.num_processes == 1 or not isinstance(batch, dict) or "is_filler" not in batch:
             return -1
-        mine = torch.tensor([0 if batch["is_filler"] else len(batch["input_ids"])], device=self._accelerator.device)
+        sizes = Counter(len(one) for one in tensors_of(batch) if one.dim())
+        if not sizes:
+            return -1
+        own = len(batch["input_ids"]) if "input_ids" in batch else sizes.most_common(1)[0][0]
+        mine = torch.tensor([0 if batch["is_filler"] else own], device=self._accelerator.device)
         rows: list[int] = self._accelerator.gather(mine).tolist()
         real = rows.index(0) if 0 in rows else len(rows)
         return sum(rows) if 0 in rows and not any(rows[real:]) else -1
@@ -247,7 +265,7 @@ class _OfAllProcesses:
         self.loader.load_state_dict(state_dict)
 
 
-def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Any:
+def _prepared(accelerator: Accelerator, one: Any, guards: Guards) -> Any:
     """Ours, prepared; anything else as it is."""
     if isinstance(one, DataLoader) and isinstance(one.dataset, Loader | AsyncLoader | Batches):
         raise TypeError(
@@ -258,10 +276,12 @@ def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Any:
     if not isinstance(loader, Loader | AsyncLoader):
         return one
     check_shared_out(loader, accelerator.num_processes, "processes", "each would get")
+    if has_static_buffers(loader):
+        refuse_static_buffers("Accelerate")
     micro_batches = micro_batches_of(loader)
     if micro_batches is not None and accelerator.gradient_accumulation_steps == 1:
         accelerator.gradient_accumulation_steps = micro_batches
-    return Prepared(accelerator, loader, guard)
+    return Prepared(accelerator, loader, guards)
 
 
 def _check(accelerator: Accelerator) -> None:

@@ -4,15 +4,20 @@ or stacks batches, Accelerate, which shards again, Lightning, which keeps places
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
+
+from torch.utils.data import get_worker_info
 
 from brimful.batches import Batches
 from brimful.core.above import ReadsAhead
+from brimful.core.errors import RankError
 
 _FETCHING: Final = "torch.utils.data._utils.fetch"
 """The module of torch in whose frames a DataLoader asks for samples, by an object that knows what becomes of them."""
+_FETCHERS: Final = ("lightning.pytorch.loops.fetchers", "pytorch_lightning.loops.fetchers")
 CALLBACK: Final = "brimful.integrations.lightning"
 """Where the class of the callback is made that tells loaders what Lightning has used."""
 FOR_TRAINER: Final = "Hugging Face's Trainer takes batches by brimful.integrations.transformers.trainer_class(Trainer)"
@@ -31,11 +36,22 @@ class Loop(NamedTuple):
     Args:
         fit: Lightning's, where it reads its training data.
         stacks: the data set of a DataLoader that stacks samples by itself, or by a collator of transformers.
+        holder: whoever may hold an item while the next one is made, if anyone.
     """
 
     reader: ReadsAhead
     fit: FitLoop | None
     stacks: Any
+    holder: str | None
+
+    def check_buffers(self) -> None:
+        """Refuses batches that come in the same tensors again where somebody holds one while the next is made.
+
+        Raises:
+            ValueError: with what to do.
+        """
+        if self.holder is not None:
+            refuse_static_buffers(self.holder)
 
     def check_batches(self) -> None:
         """Refuses Batches that Lightning reads.
@@ -99,7 +115,8 @@ class Loop(NamedTuple):
 def loop_here() -> Loop:
     """Who runs the loop that begins here: asked once, when it begins."""
     frames = list(_frames(sys._getframe(1)))  # without this one, which would keep all of them in a circle
-    return Loop(_reader(frames), _fit(frames), _stacks(frames))
+    reader = _reader(frames)
+    return Loop(reader, _fit(frames), _stacks(frames), reader.name or _holder(frames))
 
 
 def asked_by_torchdata() -> bool:
@@ -107,6 +124,20 @@ def asked_by_torchdata() -> bool:
     no argument, and a loop that begins does not say who will ask."""
     others = (module for module, _ in _frames(sys._getframe(1)) if not module.startswith("brimful."))
     return next(others, "").startswith("torchdata.")
+
+
+def refuse_static_buffers(holder: str) -> NoReturn:
+    """Refuses batches that come in the same tensors again.
+
+    Args:
+        holder: who holds one while the next is made.
+    Raises:
+        ValueError: with what to do.
+    """
+    raise ValueError(
+        f"{holder} holds a batch while the next one is made, and static_buffers puts both into the same tensors. Leave "
+        "static_buffers out"
+    )
 
 
 def check_shared_out(loader: object, world_size: int, ranks: str, each_would: str) -> None:
@@ -124,6 +155,28 @@ def check_shared_out(loader: object, world_size: int, ranks: str, each_would: st
             f"there are {world_size} {ranks}, and the batches of this loader are not shared out: {each_would} all of them; say "
             "batches.shard().loader(), or batches.shard(0, 1).loader() if that is meant"
         )
+
+
+@contextmanager
+def told_to_all(gather: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
+    """Around what all processes do at one point, with no collective in it: an error of one is told to the others.
+
+    Args:
+        gather: the lists of all processes, end to end.
+    Raises:
+        RankError: another process failed.
+    """
+    failure = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    said = gather([None if failure is None else f"{type(failure).__name__}: {failure}"])
+    if failure is not None:
+        raise failure
+    for rank, words in enumerate(said):
+        if words is not None:
+            raise RankError(f"rank {rank} failed: {words}")
 
 
 def _frames(frame: FrameType | None) -> Iterator[tuple[str, FrameType]]:
@@ -150,6 +203,24 @@ def _reader(frames: list[tuple[str, FrameType]]) -> ReadsAhead:
             workers = getattr(frame.f_locals.get("self"), "num_workers", 0)
             reader = reader._replace(name=f"a DataLoader with {workers} workers") if workers else reader
     return reader
+
+
+def _holder(frames: list[tuple[str, FrameType]]) -> str | None:
+    """Who else holds an item while the next is made: workers, collating of several, Lightning without a length, nodes."""
+    if (worker := get_worker_info()) is not None:
+        return f"a DataLoader with {worker.num_workers} workers"
+    for module, frame in frames:  # a frame that is asked for its locals keeps them
+        if module == _FETCHING:
+            several = frame.f_locals.get("possibly_batched_index")
+            if isinstance(several, list) and len(several) > 1:
+                return f"a DataLoader with batch_size={len(several)}"
+        elif module in _FETCHERS:
+            fetcher = frame.f_locals.get("self")
+            if getattr(fetcher, "prefetch_batches", 0) and getattr(fetcher, "length", None) is None:
+                return "Lightning"
+        elif module.startswith("torchdata.nodes."):
+            return "torchdata.nodes"
+    return None
 
 
 def _fit(frames: list[tuple[str, FrameType]]) -> FitLoop | None:

@@ -19,6 +19,7 @@ from brimful.async_loader import AsyncLoader, innermost, micro_batches_of
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import StateError
 from brimful.core.states import joined
+from brimful.integrations.copies import CopiesGuard
 from brimful.integrations.guard import check_shared_out
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
@@ -73,18 +74,20 @@ def _callback_class(package: str) -> type[Any]:
         def __init__(self, isolation: str) -> None:
             self._fit = _Fit()
             self._isolation = isolation
-            self._guard = IsolationGuard(isolation)
+            self._guards = IsolationGuard(isolation), CopiesGuard()
 
         def __reduce__(self) -> tuple[Any, ...]:
             return _callback, (package, self._isolation)
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             if _is_first(self, trainer):
-                self._guard = IsolationGuard(self._isolation)
-                self._guard.watch(pl_module, *pl_module.children())
+                self._guards = IsolationGuard(self._isolation), CopiesGuard()
+                for guard in self._guards:
+                    guard.watch(pl_module, *pl_module.children())
 
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            self._guard.leave()
+            for guard in self._guards:
+                guard.leave()
 
         def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
             if _is_first(self, trainer) and trainer.state.fn == "fit":
@@ -100,7 +103,8 @@ def _callback_class(package: str) -> type[Any]:
                 self._fit.check_ended(trainer)
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
-            self._guard.saw(batch)
+            for guard in self._guards:
+                guard.saw(batch)
 
         on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
 

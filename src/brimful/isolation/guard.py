@@ -7,7 +7,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,12 +38,13 @@ class IsolationGuard:
     def __init__(self, isolation: str = "raise") -> None:
         one_of("isolation", isolation, "raise", "off")
         self.on: bool = isolation == "raise"
-        self._segments: torch.Tensor | None = None
+        self._segments: Callable[[], torch.Tensor | None] | None = None
         self._handles: list[Any] = []
 
     def saw(self, batch: Any) -> None:
         """A batch goes to the loop: the next call of a watched model may be with it."""
-        self._segments = packed_segments(batch) if self.on and isinstance(batch, Mapping) else None
+        packed = self.on and isinstance(batch, Mapping) and _says_segments(batch)
+        self._segments = cache(partial(packed_segments, dict(batch))) if packed else None
 
     def watch(self, *models: nn.Module) -> None:
         """Checks the first call of one of these with a packed batch."""
@@ -64,13 +65,15 @@ class IsolationGuard:
         if self.check(model, by_name(model, args, kwargs), self._segments):
             self.leave()
 
-    def check(self, model: nn.Module, inputs: Mapping[str, Any], found: torch.Tensor | None) -> bool:
+    def check(self, model: nn.Module, inputs: Mapping[str, Any], segments: Callable[[], torch.Tensor | None]) -> bool:
         """Checks a call of a model, once; whether it was one that says something.
 
+        Args:
+            segments: says which slot is whose; None: the batch is not packed. Not asked where nothing is checked.
         Raises:
             ValueError: samples see each other; names the model, the layer and the remedy.
         """
-        if not self.on or found is None or not any(True for _ in model.children()):
+        if not self.on or not any(True for _ in model.children()) or (found := segments()) is None:
             return False
         call = next(_calls(inputs, found), None)
         if call is None:
@@ -95,14 +98,18 @@ def _calls(inputs: Mapping[str, Any], segments: torch.Tensor) -> Iterator[Call]:
 
 
 def packed_segments(batch: Mapping[str, Any]) -> torch.Tensor | None:
-    """Which slot is whose in a packed batch; None where it is another one, or nothing says so."""
-    if not any(name in batch for name in ("segment_ids", "cu_seqlens", "cu_seq_lens_q")):
+    """Which slot is whose in a packed batch; None where it is another one, or nothing says so. Price: copies from the device."""
+    if not _says_segments(batch):
         return None
     try:
         found = segments_of(batch)
     except ValueError:
         return None
     return found if bool((found.amax(1) > 1).any()) else None
+
+
+def _says_segments(batch: Mapping[str, Any]) -> bool:
+    return any(name in batch for name in ("segment_ids", "cu_seqlens", "cu_seq_lens_q"))
 
 
 def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,7 +300,7 @@ def refuse_leaks_of_step(step: Callable[[Any], Any], batch: Mapping[str, Any]) -
         return
     guard = IsolationGuard()
     for module, inputs in calls:
-        if guard.check(module, inputs, call.segments):
+        if guard.check(module, inputs, lambda: call.segments):
             return
     if any(True for module, _ in calls for _ in module.children()):
         logger.warning(

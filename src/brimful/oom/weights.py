@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -12,16 +12,11 @@ from torch import Tensor
 
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, loss_labels
 from brimful.core.errors import finite, logger, one_of
+from brimful.core.own_keys import NUM_ITEMS, WEIGHTS
 from brimful.oom.parts import divisible
 from brimful.tensors.structures import with_values
 
 Weigh: TypeAlias = Literal["auto", "tokens", "next_tokens", "samples", "sum"] | Callable[[Any], float]
-
-WEIGHTS: Final = "sample_weights"
-"""The column of batches with a static shape that says which rows only fill it up."""
-ON_RANK: Final = "num_items_on_rank"
-NUM_ITEMS: Final = ("num_items_in_batch", ON_RANK)
-"""The numbers of labels that `token_mean` divides a sum by."""
 
 
 class Weights:
@@ -50,9 +45,9 @@ class Weights:
         columns = batch if isinstance(batch, Mapping) else {}
         by = self._weigh
         if by == "auto":
-            if ranks > 1 and [name for name in NUM_ITEMS if next(_found(batch, name), None) is not None] == [ON_RANK]:
+            if ranks > 1 and [name for name in NUM_ITEMS if any(True for _ in _found(batch, name))] == [NUM_ITEMS[1]]:
                 raise ValueError(
-                    f"the batch has {ON_RANK}, which {ranks} ranks add up, so nobody can see what a part of it weighs: say "
+                    f"the batch has {NUM_ITEMS[1]}, which {ranks} ranks add up, so nobody can see what a part of it weighs: say "
                     "oom_guard(weigh='sum') where its loss is a sum that is divided by that number (bf.token_mean), and "
                     "weigh='tokens' where it is a mean"
                 )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import MOST, integer, settle
-from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
+from brimful.plan.plan import IntArray, one_length
 
 FloatArray = NDArray[np.float64]
 
@@ -145,33 +144,6 @@ class Rounding:
         if self.buckets is not None:
             return max((bucket for bucket in self.buckets if limit is None or bucket <= limit), default=0)
         return None if limit is None else limit // self.pad_to_multiple_of * self.pad_to_multiple_of
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """A policy that plans lengths after they are rounded up: so its limits hold for the padded shape.
-
-    Example:
-        >>> from brimful.plan import FixedSize
-        >>> Rounded(FixedSize(2), Rounding(pad_to_multiple_of=8)).plan([5, 9, 7]).padded_lengths.tolist()
-        [16, 8]
-    """
-
-    policy: Policy
-    rounding: Rounding
-
-    @property
-    def max_length(self) -> int | None:
-        return self.rounding.longest(self.policy.max_length)
-
-    def plan(self, lengths: ArrayLike) -> Plan:
-        lengths = as_lengths(lengths)
-        limit = self.rounding.longest(None) if lengths.ndim == 2 else self.max_length
-        if limit is not None:
-            longest = lengths if lengths.ndim == 1 else lengths.max(axis=1, initial=0)
-            words = f"{self.policy} in {self.rounding}"
-            refuse_overlong(lengths, longest <= limit, max_length=limit, limit=words, remedy="add a longer bucket")
-        return replace(planned(self.policy, self.rounding(lengths)), tokens=int(widths(lengths).sum()))
 
 
 def _histogram(lengths: IntArray, multiple_of: int, max_length: int | None) -> tuple[IntArray, IntArray]:

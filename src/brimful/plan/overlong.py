@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import integer, one_of
+from brimful.plan.buckets import Rounding
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]
+
+MOST_PLANS: Final = 16
+"""How often a policy may refuse samples of a window. One that named a single sample each time would take a plan for each."""
 
 
 class OverlongError(ValueError):
@@ -100,16 +104,20 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
     - "raise": nothing is done; the policy's `OverlongError` says which sample.
     - "truncate": planned as min(length, `policy.max_length`) tokens; whoever fetches the sample cuts it there.
     - "drop": in no batch. The numbers in the plan are still those of `lengths`.
-    - "alone": each in a batch of its own, padded to its own length, ahead of the policy's batches.
+    - "alone": each in a batch of its own, ahead of the policy's batches, padded to its own length, to the multiple or to the
+      next bucket.
+
+    Those that the policy cannot place are longer than its `max_length`, or named by its `OverlongError`.
 
     Args:
         policy: what plans the rest.
         lengths: tokens of each sample, (n,) or (n, 2).
         overlong: one of the four words.
     Raises:
-        OverlongError: a sample is too long, under "raise".
-        ValueError: an unknown word, or "truncate" for pairs, where it does not say which of the two to cut.
-    Price: the policy's plan and about 10 ms per million samples; a second plan for pairs.
+        OverlongError: a sample is too long, under "raise"; under "alone" longer than every bucket, or than static shapes.
+        ValueError: an unknown word; "truncate" for pairs, where it does not say which of the two to cut; or a policy that names
+            few of the samples that it refuses each time.
+    Price: the policy's plan and about 10 ms per million samples; a second plan where an `OverlongError` names samples.
     Example:
         >>> from brimful.plan import TokenBudget
         >>> plan, counts = plan_with(TokenBudget(60), [50, 70, 10], "alone")
@@ -119,32 +127,33 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
     one_of("overlong", overlong, *get_args(Overlong))
     lengths = as_lengths(lengths)
     counts = {"truncated": 0, "dropped": 0, "alone": 0, "dropped_tokens": 0}
+    longest = policy.max_length if lengths.ndim == 1 else None
     if overlong == "raise":
         plan = planned(policy, lengths)
-        longest = policy.max_length if lengths.ndim == 1 else None
         if longest is not None:  # a user's policy may place what it says it cannot
             own = {"limit": f"max_length={longest:,} of {type(policy).__name__}", "remedy": "raise its max_length"}
             refuse_overlong(lengths, lengths <= longest, max_length=longest, **own)
         return plan, counts
-    too_long = unplaceable(policy, lengths)
     if overlong == "truncate":
         if lengths.ndim == 2:
             raise ValueError("overlong='truncate' takes one length a sample; for pairs choose raise, drop or alone")
-        counts["truncated"] = len(too_long)
-        limit = policy.max_length
-        counts["dropped_tokens"] = int((lengths[too_long] - (limit or 0)).sum())
-        return planned(policy, lengths if limit is None else np.minimum(lengths, limit)), counts
-    kept = np.delete(np.arange(len(lengths)), too_long)
-    plan = planned(policy, lengths[kept])
-    numbers, tokens = kept[plan.numbers], int(lengths[too_long].sum())
+        kept = lengths if longest is None else np.minimum(lengths, longest)
+        counts["truncated"] = int((kept < lengths).sum())
+        counts["dropped_tokens"] = int((lengths - kept).sum())
+        return planned(policy, kept), counts
+    plan, placed = _placed(policy, lengths)
+    too_long = np.delete(np.arange(len(lengths)), placed)
+    numbers, tokens = placed[plan.numbers], int(lengths[too_long].sum())
     if overlong == "drop":
         counts |= {"dropped": len(too_long), "dropped_tokens": tokens}
         return replace(plan, numbers=numbers), counts
     counts["alone"] = len(too_long)
+    long_alone = np.zeros_like(lengths)
+    long_alone[too_long] = lengths[too_long]
     plan = Plan(
         numbers=np.concatenate([too_long, numbers]),
         bounds=np.concatenate([np.arange(len(too_long)), plan.bounds + len(too_long)]),
-        padded_lengths=np.concatenate([lengths[too_long], plan.padded_lengths]),
+        padded_lengths=np.concatenate([_padded_alone(policy, long_alone)[too_long], plan.padded_lengths]),
         padded_sizes=np.concatenate([np.ones(len(too_long), np.int64), plan.padded_sizes]),
         tokens=plan.tokens + tokens,
     )
@@ -176,13 +185,50 @@ def split_long(lengths: ArrayLike, max_length: int) -> Pieces:
     return Pieces(samples, starts, np.minimum(lengths[samples] - starts, max_length))
 
 
-def unplaceable(policy: Policy, lengths: IntArray) -> IntArray:
-    """Numbers of the samples that `policy` cannot place; for pairs only the policy itself can say."""
-    if lengths.ndim == 1:
-        longest = policy.max_length
-        return np.zeros(0, np.int64) if longest is None else np.flatnonzero(lengths > longest)
-    try:
-        planned(policy, lengths)
-    except OverlongError as error:
-        return np.array(error.samples, dtype=np.int64)
-    return np.zeros(0, np.int64)
+def placeable(policy: Policy, lengths: IntArray) -> IntArray:
+    """Numbers of the samples that `policy` can place."""
+    return _placed(policy, lengths)[1]
+
+
+def _placed(policy: Policy, lengths: IntArray) -> tuple[Plan, IntArray]:
+    """The plan of the samples that the policy can place, and their numbers, to which those in the plan point.
+
+    Raises:
+        OverlongError: the policy names no sample that it was given.
+        ValueError: it refuses others each time.
+    """
+    longest = policy.max_length if lengths.ndim == 1 else None
+    left = np.arange(len(lengths)) if longest is None else np.flatnonzero(lengths <= longest)
+    for _ in range(MOST_PLANS):
+        try:
+            return planned(policy, lengths[left]), left
+        except OverlongError as error:
+            refused = np.unique(error.samples or error.sample)
+            if refused[0] < 0 or refused[-1] >= len(left):
+                raise
+            left = np.delete(left, refused)
+    raise ValueError(
+        f"{type(policy).__name__}.plan refused other samples {MOST_PLANS} times, a few each time. Have its OverlongError name "
+        "all samples that cannot be placed, in `samples`"
+    )
+
+
+def _padded_alone(policy: Any, lengths: IntArray) -> IntArray:
+    """What samples that have batches of their own are padded to, as far as the attributes of a policy say it.
+
+    Raises:
+        OverlongError: one is longer than every bucket, or than static shapes.
+    """
+    rounding, shapes = getattr(policy, "rounding", None), getattr(policy, "shapes", None)
+    if not (around := isinstance(rounding, Rounding)):
+        multiple, buckets = getattr(policy, "pad_to_multiple_of", 1), getattr(policy, "buckets", None)
+        rounding = Rounding(pad_to_multiple_of=multiple, buckets=buckets)
+    most = rounding.longest(None)
+    if shapes is not None:
+        most = max(length for _, *lengths_ in shapes for length in lengths_)
+    if most is not None:
+        limit = f"{'buckets' if shapes is None else 'static shapes'} of at most {most:,} tokens, also alone"
+        longest = lengths if lengths.ndim == 1 else lengths.max(axis=1, initial=0)
+        refuse_overlong(lengths, longest <= most, max_length=most, limit=limit, remedy="add a longer bucket")
+    padded = rounding(lengths)
+    return _padded_alone(policy.policy, padded) if around else padded

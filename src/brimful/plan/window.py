@@ -45,7 +45,7 @@ def window_rows(policy: Policy, lengths_sample: ArrayLike, padding: float = 0.01
         raise ValueError(f"padding must be between 0 and 1 (got {padding})")
     copies = ceil(_ENOUGH_BATCHES / len(planned(policy, lengths)))
     many = np.concatenate([lengths] * copies)
-    rows_per_batch = len(many) / len(policy.plan(many))
+    rows_per_batch = len(many) / len(planned(policy, many))
     if batches is not None:
         return ceil(batches * rows_per_batch)
     needed = _PADDING_BATCHES / padding if lengths.ndim == 1 else (_PADDING_ROOT_BATCHES / padding) ** 2

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from brimful.blocks.ragged import token_counts
-from brimful.core.stage import running
+from brimful.core.repeat import awaited
 from brimful.dataset import Dataset
 from brimful.index.sequence import FromSequence, LengthIndex
 from brimful.plan import as_lengths
@@ -45,7 +45,7 @@ def count_tokens(dataset: Dataset, most: int, *, counted: Callable[[int, int], N
     """
     pieces = [np.zeros(0, np.int64)]
     samples = tokens = 0
-    with running(dataset.stage, dataset.stage.start(0)) as items:
+    with awaited(dataset.stage, dataset.stage.start(0)) as items:
         for block, _ in items:
             if not block.num_rows:
                 continue

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from jinja2 import TemplateError
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.parallel import BlockFunction
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, column_of, list_array, offsets_of, with_column
-from brimful.core.errors import DataError, OnError, StageError, skipped, where
-from brimful.encoding.conversations import Labelled, Rendered, TrainOn, labelled, rendered, template_of
+from brimful.core.errors import DataError, OnError, StageError, is_failure, skipped, where
+from brimful.core.once import once
+from brimful.core.stage import described
+from brimful.encoding.conversations import (
+    Labelled,
+    TrainOn,
+    labelled,
+    messages_of,
+    rendered,
+    template_of,
+    tools_of,
+)
 from brimful.encoding.encoder_kinds import TransformersEncoder
+from brimful.encoding.turns import ChatTemplate, Turns
 
 TOKENS: Final = "input_ids"
 TOOLS: Final = "tools"
 _NO_MESSAGES: Final = "; column= says which one has conversations, and map() makes them of other columns"
+
+
+_REFUSED: Final = (
+    ". The chat template refuses this conversation: mend it (map), or leave such rows out (on_error='skip')"
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +48,7 @@ class Chat(BlockFunction):
         column: of conversations; those of a column `tools`, where there is one, may use these.
         train_on: whose tokens are labels.
         output: the column of tokens.
+        template_kwargs, end_token, train_empty_think: see `ChatTemplate`.
     """
 
     encoder: TransformersEncoder
@@ -37,6 +56,9 @@ class Chat(BlockFunction):
     train_on: TrainOn
     on_error: OnError = "raise"
     output: tuple[str] = (TOKENS,)
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    end_token: str | None = field(default=None, kw_only=True)
+    train_empty_think: bool = field(default=False, kw_only=True)
 
     def known_columns(self) -> pa.Schema | None:
         below = self.upstream.known_columns()
@@ -44,12 +66,18 @@ class Chat(BlockFunction):
         return below and pa.schema([*below, (self.output[0], tokens), (LABELS, tokens)])
 
     def settings(self) -> dict[str, Any]:
+        more = {
+            "template_kwargs": described(self.template_kwargs),
+            "end_token": self.end_token,
+            "train_empty_think": self.train_empty_think,
+        }
         return {
             "tokenizer": self.encoder.fingerprint(),
             "chat_template": hashlib.sha256(template_of(self.encoder.tokenizer).encode()).hexdigest()[:16],
             "column": self.column,
             "train_on": self.train_on,
             "on_error": self.on_error,
+            **{name: value for name, value in more.items() if value},  # as states of 1.0.0rc1 have none
         }
 
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
@@ -66,8 +94,8 @@ class Chat(BlockFunction):
         for name in (*self.output, LABELS):
             if block.schema.get_field_index(name) >= 0:
                 raise DataError(f"chat: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
+        texts = self._rendered(block)
         with self.encoder.lent() as tokenizer:
-            texts = self._rendered(block, tokenizer)
             made = _labelled(tokenizer, [*texts.values()])
         kept: dict[int, Labelled] = {}
         for row, one in zip(texts, made, strict=True):
@@ -79,33 +107,51 @@ class Chat(BlockFunction):
             block = block.take(pa.array([*kept], pa.int64()))
         return _with_labels(block, [*kept.values()], self.output[0])
 
-    def _rendered(self, block: Block, tokenizer: Any) -> dict[int, Rendered]:
+    def _rendered(self, block: Block) -> dict[int, Turns]:
         """The text of each row, by its number."""
         conversations = column_of(block, self.column, remedy=_NO_MESSAGES).to_pylist()
         tools = block.column(TOOLS).to_pylist() if TOOLS in block.schema.names else [None] * block.num_rows
         found = {}
-        for row, given in enumerate(zip(conversations, tools, strict=True)):
+        for row, (conversation, known) in enumerate(zip(conversations, tools, strict=True)):
             try:
-                found[row] = rendered(tokenizer, *given, self.train_on)
+                known = tools_of(known)
+                found[row] = rendered(self._template(known), messages_of(conversation), known, self.train_on)
             except Exception as error:
                 self._fail(block, row, error)
         return found
 
-    def _fail(self, block: Block, row: int, error: Exception) -> None:
+    def _template(self, tools: Any) -> ChatTemplate:
+        """The template for conversations with these tools: a tokenizer may have several."""
+        tokenizer = self.encoder.tokenizer
+        text = tokenizer.get_chat_template(None, tools)
+        if text not in self._templates:
+            self._templates[text] = ChatTemplate(
+                tokenizer, text, self.template_kwargs, self.end_token, self.train_empty_think
+            )
+        return self._templates[text]
+
+    @once
+    def _templates(self) -> dict[str, ChatTemplate]:
+        return {}
+
+    def _fail(self, block: Block, row: int, error: BaseException) -> None:
         """Raises what is wrong with a row, with its place; or counts and logs it as left out."""
         place = f"chat failed at {where(block, row)}: column {self.column!r}: "
         ours = isinstance(error, DataError)
-        told = DataError(f"{place}{error}") if ours else StageError(f"{place}{type(error).__name__}: {error}")
+        remedy = _REFUSED if isinstance(error, TemplateError) else ""
+        told = DataError(f"{place}{error}") if ours else StageError(f"{place}{type(error).__name__}: {error}{remedy}")
         if self.on_error == "raise":
             raise told from error
         skipped(told)
 
 
-def _labelled(tokenizer: Any, texts: list[Rendered]) -> list[Labelled | Exception]:
+def _labelled(tokenizer: Any, texts: list[Turns]) -> list[Labelled | BaseException]:
     """The tokens of conversations, or what is wrong with one: what the tokenizer refuses is found by itself."""
     try:
         return [*labelled(tokenizer, texts)]
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         if len(texts) == 1:
             return [error]
     return [one for text in texts for one in _labelled(tokenizer, [text])]

@@ -17,6 +17,8 @@ from brimful.core.stage import END, Stage, State, refuse_streams, running
 class Enumerate(Stage[Block]):
     """Adds a count from 0. State: [upstream's state, rows counted]."""
 
+    carries = False
+
     upstream: Stage[Block]
     count_column: str
 

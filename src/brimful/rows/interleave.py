@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,8 @@ from brimful.blocks.resize import Cursor
 from brimful.blocks.schema import as_text, from_text
 from brimful.blocks.several import conformed, union_of
 from brimful.blocks.typed import Typed
-from brimful.core.errors import StateError
+from brimful.core.errors import Counts, StateError, add_counts, apart
+from brimful.core.repeat import Waiting, reached
 from brimful.core.replay import REPLAY
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, described, runtime
 from brimful.plan.mix import ENDLESS, Stop, check, due, stratified
@@ -28,7 +29,7 @@ class Interleave(Typed):
     """Rows of each in stratified order (`plan.mix.due`). `stop` says what happens where a data set is due that has ended:
 
     "first" ends there; "all" leaves it out and goes on with the others; "all_repeat" begins it again, with its next
-    epoch, until each has ended once.
+    epoch, until each has ended once. If that has no row, its turn is passed on, and its next turn begins another.
 
     `length_column` (None: weights are shares of rows) makes the weights shares of the tokens of that column: due is the
     least (tokens served + 1/2) / weight, which needs no length of a row to come; an empty row counts as one token. So
@@ -37,9 +38,9 @@ class Interleave(Typed):
     A state that is given to other weights than it was saved with keeps those for what is read again; from there on the shares
     are counted anew.
 
-    State: [epoch, [rows or tokens served, its epoch, 1 if it has ended once or 2 if it is left out, state before its block,
-    rows of the block served, its crc32] of each, the types as text, [rows or tokens, weights] of each of the weights that hold
-    before those of this mixture, until so many are served].
+    State: [epoch, [rows or tokens served, its epoch, 1 if it has ended once, state before its block, rows of the block served,
+    its checksums] of each, the types as text, [rows or tokens, weights] of each of the weights that hold before those of this
+    mixture, until so many are served].
     """
 
     verb = "interleave_datasets"
@@ -60,7 +61,7 @@ class Interleave(Typed):
         return (all if self.stop == "first" else any)(one.endless for one in self.upstreams)
 
     def start(self, epoch: int) -> State:
-        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0] for upstream in self.upstreams], ""]
+        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, []] for upstream in self.upstreams], ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         epoch, states, text, *earlier = at
@@ -71,23 +72,29 @@ class Interleave(Typed):
             earlier.append([ENDLESS, [*self.saved_weights]])
             replay = _Replay(self, at, [sum(state[0] for state in states), earlier[0][1]])
         with ExitStack() as stack:
-            own = map(_Source, self.upstreams, states)
+            own = (_Source(*one, leaves=self.stop == "all") for one in zip(self.upstreams, states, strict=True))
             sources = [stack.enter_context(closing(source)) for source in own]
             block, state, past = EMPTY, at, 0
             while True:
                 weights = earlier[past][1] if past < len(earlier) else self.weights
                 for source, weight in zip(sources, weights, strict=True):
                     source.weight = weight
-                more, failure = True, None
+                more = True
+                failure: Exception | None = None
+                left_out: Counts = {}
                 try:
-                    more = self._settle(sources)
+                    more, left_out = apart(self._settle, sources)
                 except Exception as error:  # raised once the rows before it are out
                     failure = error
                 if replay is not None and not more:  # its end must come again too, also where it gave no row
                     served = max(1, sum(source.served for source in sources))
                     replay.place = [*earlier[:past], [served, earlier[past][1]]]
+                if not more:  # nothing will be asked for after the last block
+                    add_counts(left_out)
+                    left_out = {}
                 if block.num_rows or not more:
                     yield block, state if more else END
+                add_counts(left_out)
                 if failure is not None:
                     raise failure
                 if not more:
@@ -118,13 +125,14 @@ class Interleave(Typed):
                 return True
             if self.stop == "first":
                 return False
-            if self.stop == "all" or source.barren:
-                source.left_out = True
-                continue
             source.ended = True
+            if self.stop == "all":
+                continue
             if all(one.ended for one in alive):
                 return False
             source.begin_again()
+            if not source.cursor.fill():
+                source.pass_on(min((one.time for one in alive if one is not source), default=0.0))
         return False
 
 
@@ -158,29 +166,43 @@ class _Replay:
             )
 
 
-_LEFT_OUT: Final = 2
-
-
 class _Source:
-    """One of the data sets: how much it gave, and where it is."""
+    """One of the data sets: how much it gave, and where it is. `leaves`: it is left out once it has ended."""
 
-    def __init__(self, upstream: Stage[Block], state: State) -> None:
-        self.upstream = upstream
+    def __init__(self, upstream: Stage[Block], state: State, leaves: bool) -> None:
+        self.upstream, self._leaves = upstream, leaves
         self.served, self.epoch, ended, *at = state
         self.weight = 0.0  # that of the next rows
-        self.ended, self.left_out = ended > 0, ended == _LEFT_OUT
+        self.ended = ended > 0
         self.cursor = Cursor(upstream, *at)
-        self.barren = False  # begun again, and the new epoch has given no row so far
+        self._waiting = Waiting(upstream, reached(self.epoch, None))
+
+    @property
+    def time(self) -> float:
+        """When it is due: see `plan.mix.due`."""
+        return float((self.served + 0.5) / self.weight)
+
+    @property
+    def left_out(self) -> bool:
+        return self._leaves and self.ended
 
     @property
     def state(self) -> State:
-        return [self.served, self.epoch, _LEFT_OUT if self.left_out else int(self.ended), *self.cursor.state]
+        return [self.served, self.epoch, int(self.ended), *self.cursor.state]
 
     def begin_again(self) -> None:
         self.cursor.close()
         self.epoch += 1
-        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, 0)
-        self.barren = True
+        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, [])
+
+    def pass_on(self, time: float) -> None:
+        """It has no row in this epoch: its turn goes to the others, the next of which is due at some time.
+
+        Raises:
+            DataError: so it was in 1,000 epochs.
+        """
+        self._waiting.got(0, reached(self.epoch, None))
+        self.served = max(self.served + 1, int(min(time * self.weight, ENDLESS)))
 
     def at_hand(self, column: str | None) -> int | NDArray[np.int64]:
         """How many rows there are, or the tokens of each."""
@@ -191,7 +213,8 @@ class _Source:
 
     def take(self, rows: int, served: int) -> Block:
         self.served += served
-        self.barren = self.barren and not rows
+        if rows:
+            self._waiting.got(rows, reached(self.epoch, None))
         return self.cursor.take(rows)
 
     def close(self) -> None:

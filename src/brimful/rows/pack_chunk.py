@@ -6,53 +6,55 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, with_origin
-from brimful.blocks.ragged import Ragged, gather, list_array, offsets_of, ragged
-from brimful.blocks.rechunk import Rechunk
+from brimful.blocks.ragged import Ragged, gather, list_array, offsets_of
+from brimful.blocks.rechunk import MOST_LEFT_OUT, Rechunk
 from brimful.core.errors import count
 
 
 @dataclass(frozen=True)
 class PackChunk(Rechunk):
-    """Joins neighbours as long as they fit. A longer sample is cut to a chunk, or left out, and counted."""
+    """Joins neighbours as long as they fit. A longer sample is cut to a chunk, or left out, and counted. Samples between which
+    8,192 others were left out, or are empty, are no neighbours."""
 
     makes_long_blocks = True
 
     discard_long_samples: bool
 
-    def tokens(self, rows: Block) -> int:
-        return int(self._counts(ragged(rows, self.target_columns[0]).lengths).sum())
-
-    def cut(self, held: Block, columns: list[Ragged], last: bool) -> tuple[Block, int, int]:
+    def cut(self, held: Block, columns: list[Ragged], since: NDArray[np.int64], last: bool) -> tuple[Block, int, int]:
         sizes = columns[0].lengths
-        counts = self._counts(sizes)
-        firsts, done = self._packs(counts, last)
+        counts = self.counts(sizes)
+        firsts, done = self._packs(counts, since, last)
         self._count(sizes[:done])
         totals = np.add.reduceat(counts[:done], firsts) if len(firsts) else np.zeros(0, dtype=np.int64)
-        kept = totals > 0
-        bounds = offsets_of(totals[kept])
         flat = [gather(column.values, column.offsets[:done], counts[:done]).values for column in columns]
+        bounds = offsets_of(totals)
         out = pa.RecordBatch.from_arrays([list_array(values, bounds) for values in flat], list(self.target_columns))
-        return with_origin(out, held, firsts[kept]), done, 0
+        return with_origin(out, held, firsts), done, 0
 
-    def _counts(self, sizes: np.ndarray) -> np.ndarray:
-        """How many tokens of each row go into a chunk."""
+    def counts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         long = sizes > self.chunk_length
         return np.where(long, 0 if self.discard_long_samples else self.chunk_length, sizes)
 
-    def _packs(self, counts: np.ndarray, last: bool) -> tuple[np.ndarray, int]:
+    def leave_out(self, sizes: NDArray[np.int64]) -> None:
+        self._count(sizes)
+
+    def _packs(self, counts: NDArray[np.int64], since: NDArray[np.int64], last: bool) -> tuple[NDArray[np.int64], int]:
         """The first row of each pack that is complete, and how many rows all of them hold."""
         ends = offsets_of(counts)
-        following = (np.searchsorted(ends, ends[:-1] + self.chunk_length, side="right") - 1).tolist()
+        fit = np.searchsorted(ends, ends[:-1] + self.chunk_length, side="right") - 1
+        near = np.searchsorted(-since, MOST_LEFT_OUT - since)
+        following = np.minimum(fit, near).tolist()
         firsts, row = [], 0
-        while row < len(counts) and (last or following[row] < len(counts)):
+        while row < len(counts) and (last or following[row] < len(counts) or since[row] >= MOST_LEFT_OUT):
             firsts.append(row)
             row = following[row]
         return np.array(firsts, dtype=np.int64), row
 
-    def _count(self, sizes: np.ndarray) -> None:
+    def _count(self, sizes: NDArray[np.int64]) -> None:
         long = sizes > self.chunk_length
         name, does = ("dropped", "leaves out") if self.discard_long_samples else ("truncated", "cuts")
         count(name, int(long.sum()), f"pack_chunk({self.chunk_length}) {does} longer samples")
-        count("dropped_tokens", int((sizes - self._counts(sizes)).sum()))
+        count("dropped_tokens", int((sizes - self.counts(sizes)).sum()))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block, samples
+from brimful.blocks.blocks import Block, as_dict, samples
 from brimful.blocks.parallel import CallResult
 from brimful.blocks.resize import Rebatch
 from brimful.blocks.typed import Fitted, SampleResults, TypedFunction, block_of_results, types_of_results
@@ -50,7 +50,7 @@ class Scan(TypedFunction[SampleResults]):
                 given = []
                 for row, sample in enumerate(samples(block)):
                     carry, made = self._called(block, row, carry, sample)
-                    given.append(made)
+                    given.append(as_dict(made))
                 results = SampleResults(given, np.arange(len(given))) if given else None
                 yield CallResult(block, results, True, END if after == END else [after, _plain(carry, "carry")])
 

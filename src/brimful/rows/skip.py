@@ -14,6 +14,8 @@ from brimful.core.stage import END, Stage, State, refuse_streams, running
 class Skip(Stage[Block]):
     """The rows after the first `n`, which are read and left out. State: [upstream's state, rows still to skip]."""
 
+    carries = False
+
     upstream: Stage[Block]
     n: int
 

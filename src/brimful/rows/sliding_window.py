@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.blocks.blocks import KEY, Block, check_replay, visible, with_origin
+from brimful.blocks.checksums import in_state
 from brimful.blocks.ragged import EMPTY, array_of, concat, list_array
-from brimful.blocks.rechunk import HeldBlock, drop_front, held_crc
+from brimful.blocks.rechunk import HeldBlock, drop_front, held_checksums
 from brimful.blocks.resize import bytes_in, coalesced
-from brimful.core.errors import DataError, settle, where
+from brimful.core.errors import DataError, again, settle, where
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_streams
 
 
@@ -25,7 +26,7 @@ class SlidingWindow(Stage[Block]):
     A block gives the windows that end in it, in pieces of about 1 MB. Windows take `width` times the memory of the rows.
 
     State: [upstream's state before the block in which the next window begins, rows of it before that window, blocks read
-    since, crc32 of the rows held of these]. A resume reads those blocks again and checks them.
+    since, checksums of the rows held of these]. A resume reads those blocks again and checks them.
     """
 
     upstream: Stage[Block]
@@ -39,13 +40,13 @@ class SlidingWindow(Stage[Block]):
         """Lists of those of its neighbours, as rows show them."""
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0, 0]
+        return [self.upstream.start(epoch), 0, 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        before, skip, replay, crc = at
+        before, skip, replay, saved = at
         held: deque[HeldBlock] = deque()  # the rows from which windows are to come
         with closing(coalesced(self.upstream, before)) as items:
-            for block, after in items:
+            for block, after in again(items, replay):
                 if block.num_rows:
                     rest = block.drop_columns([KEY]) if KEY in block.schema.names else block
                     held.append(HeldBlock(before, block.num_rows, rest.slice(skip)))
@@ -57,7 +58,7 @@ class SlidingWindow(Stage[Block]):
                 if replay:
                     continue
                 if replayed:
-                    self._check(held, crc)
+                    self._check(held, saved)
                 counts = self._counts(block, sum(one.rest.num_rows for one in held) - block.num_rows)
                 rows = concat(one.rest for one in held) if counts else EMPTY
                 for number, count in enumerate(counts or [0] * (not replayed), 1):
@@ -66,7 +67,7 @@ class SlidingWindow(Stage[Block]):
                     ended = after == END and number >= len(counts)
                     yield out, END if ended else self._state(held, after)
             if replay:
-                self._check(held, crc)
+                self._check(held, saved)
 
     def _counts(self, block: Block, earlier: int) -> list[int]:
         """How many windows each piece has. They begin in the `earlier` rows that are held, or in the block, and end in the
@@ -108,9 +109,10 @@ class SlidingWindow(Stage[Block]):
 
     def _state(self, held: deque[HeldBlock], after: State) -> State:
         if not held:
-            return [after, 0, 0, 0]
+            return [after, 0, 0, []]
         first = held[0]
-        return [first.before, first.num_rows - first.rest.num_rows, sum(one.blocks for one in held), held_crc(held)]
+        found, blocks = in_state(held_checksums(held).by_column()), sum(one.blocks for one in held)
+        return [first.before, first.num_rows - first.rest.num_rows, blocks, found]
 
-    def _check(self, held: Iterable[HeldBlock], crc: int) -> None:
-        check_replay(self.upstream, held_crc(held), crc, "the rows that were held")
+    def _check(self, held: Iterable[HeldBlock], saved: list[int]) -> None:
+        check_replay(self.upstream, held_checksums(held).by_column(), saved, "the rows that were held")

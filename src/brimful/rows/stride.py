@@ -17,6 +17,8 @@ from brimful.core.stage import END, Stage, State, refuse_streams, running
 class Stride(Stage[Block]):
     """Row i where i mod `interval` == `offset`. State: [upstream's state, i of the next row mod `interval`]."""
 
+    carries = False
+
     upstream: Stage[Block]
     interval: int
     offset: int

@@ -14,6 +14,8 @@ from brimful.core.stage import END, Stage, State, refuse_streams, running
 class Take(Stage[Block]):
     """The first `n` rows. State: [upstream's state, rows taken]."""
 
+    carries = False
+
     upstream: Stage[Block]
     n: int
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.parallel import BlockFunction
 from brimful.blocks.ragged import Ragged, array_of, column_of, list_array, refuse_nulls, with_column
-from brimful.core.errors import HIDDEN, DataError, StageError, where
+from brimful.core.errors import HIDDEN, PANIC, DataError, StageError, is_failure, where
 from brimful.core.stage import runtime
 from brimful.encoding.encoder import Encoder, Texts
 from brimful.encoding.engines import EngineError
+
+_REMEDY: Final = (
+    ". The library gave up on this text: shorten long runs of one character in it (map), or leave it out (filter)"
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,10 @@ class Tokenize(BlockFunction):
                     check()
                 except EngineError as error:
                     raise _unlike(block, error) from error
+                except BaseException as error:
+                    if not is_failure(error):
+                        raise
+                    raise self._failed(block, columns, error) from error
             return done
 
         return checked
@@ -107,9 +115,16 @@ class Tokenize(BlockFunction):
             return [tokens], check
         except EngineError as error:
             raise _unlike(block, error) from error
-        except Exception as error:
-            place = self._culprit(block, columns) or f"near {where(block, 0)}"
-            raise StageError(f"tokenize failed {place}: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise self._failed(block, columns, error) from error
+
+    def _failed(self, block: Block, columns: list[pa.Array], error: BaseException) -> StageError:
+        """The error of a tokenizer, with its place."""
+        place = self._culprit(block, columns) or f"near {where(block, 0)}"
+        remedy = _REMEDY if type(error).__name__ == PANIC else ""
+        return StageError(f"tokenize failed {place}: {type(error).__name__}: {error}{remedy}")
 
     def _texts(self, block: Block, column: str) -> pa.Array:
         texts = column_of(block, column, remedy="; column= says which one has the text")
@@ -132,7 +147,9 @@ class Tokenize(BlockFunction):
             try:
                 alone = _rows([column.slice(row, 1) for column in columns])
                 self.tokenizer.with_outputs(alone, self.extra_outputs)
-            except Exception:
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
                 return f"at {where(block, row)}"
         return None
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from brimful.blocks.blocks import Block, samples
-from brimful.blocks.ragged import fingerprint
+from brimful.blocks.checksums import checksums, in_state
 from brimful.blocks.resize import resumed
-from brimful.core.repeat import Waiting
-from brimful.core.stage import END, Stage, State, running
+from brimful.core.repeat import awaited
+from brimful.core.stage import END, Stage, State
 
 
 @dataclass(frozen=True)
 class Unbatch(Stage[Any]):
     """The rows of each block as dicts, or the user's own objects that they stand for.
 
-    State: [upstream's state before the block, rows of it handed on, its crc32].
+    State: [upstream's state before the block, rows of it handed on, its checksums].
     """
 
     verb = ""
@@ -25,22 +25,20 @@ class Unbatch(Stage[Any]):
     upstream: Stage[Block]
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0]
+        return [self.upstream.start(epoch), 0, []]
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        before, done, crc = at
-        waiting = Waiting()
+        before, done, saved = at
         originals = self.upstream.originals
-        with running(self.upstream, before) as items:
-            for block, after in resumed(self.upstream, items, done, crc):
-                waiting.got(block.num_rows)
+        with awaited(self.upstream, before) as items:
+            for block, after in resumed(self.upstream, items, done, saved):
                 if not done:
-                    crc = fingerprint(block) if block.num_rows > 1 else 0
+                    saved = in_state(checksums(block)) if block.num_rows > 1 else []
                 rest = block.slice(done)
                 rows = samples(rest) if originals is None else originals.samples(rest)
                 for row, sample in enumerate(rows, start=done + 1):
                     if row < block.num_rows:
-                        yield sample, [before, row, crc]
+                        yield sample, [before, row, saved]
                     else:
-                        yield sample, END if after == END else [after, 0, 0]
+                        yield sample, END if after == END else [after, 0, []]
                 before, done = after, 0

@@ -11,6 +11,7 @@ from brimful.blocks.blocks import Block, visible
 from brimful.blocks.ragged import EMPTY
 from brimful.blocks.resize import Cursor
 from brimful.blocks.several import beside, require_distinct, unequal
+from brimful.core.errors import Counts, add_counts, apart
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, refuse_streams
 
 COUNTED: Final = 1_000_000
@@ -21,7 +22,7 @@ COUNTED: Final = 1_000_000
 class Zip(Stage[Block]):
     """Row i has the columns of row i of each; all must have equally many, which is known when the first of them ends.
 
-    State: [rows handed on, [state before its block, rows of the block taken, its crc32] of each].
+    State: [rows handed on, [state before its block, rows of the block taken, its checksums] of each].
     """
 
     verb = "zip_datasets"
@@ -33,7 +34,7 @@ class Zip(Stage[Block]):
             refuse_streams(upstream, "zip_datasets", "pairs")
 
     def start(self, epoch: int) -> State:
-        return [0, [[upstream.start(epoch), 0, 0] for upstream in self.upstreams]]
+        return [0, [[upstream.start(epoch), 0, []] for upstream in self.upstreams]]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         done, states = at
@@ -48,11 +49,17 @@ class Zip(Stage[Block]):
                 block = beside([cursor.take(rows) for cursor in cursors])
                 done += rows
                 state = [done, [cursor.state for cursor in cursors]]
+                failure: Exception | None = None
+                left_out: Counts = {}
                 try:
-                    rows, failure = self._at_hand(cursors, done), None
+                    rows, left_out = apart(self._at_hand, cursors, done)
                 except Exception as error:  # raised once the rows before it are out
                     failure = error
+                if not rows:  # nothing will be asked for after the last block
+                    add_counts(left_out)
                 yield block, state if rows or failure else END
+                if rows:
+                    add_counts(left_out)
                 if failure is not None:
                     raise failure
 

@@ -7,7 +7,6 @@ import asyncio
 import io
 import os
 import stat
-import time
 from abc import abstractmethod
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -15,6 +14,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO, Final
 from weakref import WeakSet
 
+from brimful.core.background import awaited, pause
 from brimful.core.errors import DataError
 from brimful.sources.objects import (
     LEAST_ATTEMPTS,
@@ -195,12 +195,12 @@ class RemoteFile(Bytes):
     def _ranged(self, most: int) -> memoryview:
         if not self._first <= self._at < self._first + len(self._block):
             follows = bool(self._block) and self._at == self._first + len(self._block)
-            ahead, self._ahead = self._ahead, None
-            if ahead is None or ahead[0] != self._at:
-                if ahead is not None:
-                    ahead[1].cancel()
-                ahead = self._begun(self._at)
-            self._block, self._first = ahead[1].result(), self._at
+            if self._ahead is not None and self._ahead[0] != self._at:
+                self._ahead[1].cancel()
+                self._ahead = None
+            self._ahead = self._ahead or self._begun(self._at)
+            self._block, self._first = awaited(self._ahead[1]), self._at
+            self._ahead = None
             after = self._at + len(self._block)
             if follows and after not in (self.until, self._size):
                 self._ahead = self._begun(after)
@@ -234,7 +234,7 @@ class RemoteFile(Bytes):
                 self._place = -1
                 self._objects.look(self._object)
                 wait = attempts.failed(error)
-            time.sleep(wait)
+            pause(wait)
 
     def _open(self) -> None:
         """At the place, or where that is not to be had, by reading up to it."""

@@ -18,7 +18,18 @@ from brimful.blocks.ragged import EMPTY
 from brimful.blocks.schema import infer, named
 from brimful.core import random
 from brimful.core.background import Workers
-from brimful.core.errors import DataError, OnError, StateError, counted, logger, one_of, settle, truth
+from brimful.core.errors import (
+    DataError,
+    OnError,
+    StateError,
+    add_counts,
+    apart,
+    counted,
+    logger,
+    one_of,
+    settle,
+    truth,
+)
 from brimful.core.once import once
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
 from brimful.sources.called import FunctionFormat, ShardFunction
@@ -122,7 +133,12 @@ class FromFiles(Stage[Block]):
                 block = rotation.take(ready)
                 begun, positions = rotation.begun, rotation.positions
                 state = [epoch, begun, positions]
-                yield block, state if self._more(rotation) else END
+                more, left_out = apart(self._more, rotation)
+                if not more:  # nothing will be asked for after the last block
+                    add_counts(left_out)
+                yield block, state if more else END
+                if more:
+                    add_counts(left_out)
         if empty:
             if self.number is None and at == self.start(0):
                 _ = self._said_empty

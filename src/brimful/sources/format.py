@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import concat, with_column
 from brimful.blocks.schema import block_of
-from brimful.core.errors import ORIGIN, DataError, OnError, StageError, StateError, count, origins, skipped
+from brimful.core.errors import (
+    ORIGIN,
+    SKIPPED,
+    DataError,
+    OnError,
+    StageError,
+    StateError,
+    count,
+    logger,
+    origins,
+    skipped,
+)
 from brimful.sources.bytes import Bytes
 
 T = TypeVar("T")
@@ -33,15 +44,22 @@ class PlacedRows(NamedTuple):
     Args:
         ends: where stages have run over the rows: how many rows of the block they have become up to each of them, int64 (n,);
             None: one each.
+        skipped: how many bad records lie between each row and the one before it, int64 (n,); None: nowhere any. A resume at a
+            row has those after it read again, so that they are counted when their row is taken.
     """
 
     block: Block
     positions: NDArray[np.int64]
     ends: NDArray[np.int64] | None = None
+    skipped: NDArray[np.int64] | None = None
 
     @property
     def num_rows(self) -> int:
         return len(self.positions)
+
+    @property
+    def num_skipped(self) -> int:
+        return 0 if self.skipped is None else int(self.skipped.sum())
 
     def split(self, rows: int) -> tuple[PlacedRows, PlacedRows]:
         """The first of them, and the others."""
@@ -50,9 +68,11 @@ class PlacedRows(NamedTuple):
         else:
             cut = int(self.ends[rows - 1]) if rows else 0
             first, rest = self.ends[:rows], self.ends[rows:] - cut
-        block, positions = self.block, self.positions
-        return PlacedRows(block.slice(0, cut), positions[:rows], first), PlacedRows(
-            block.slice(cut), positions[rows:], rest
+        block, positions, skipped = self.block, self.positions, self.skipped
+        bad = (None, None) if skipped is None else (skipped[:rows], skipped[rows:])
+        return (
+            PlacedRows(block.slice(0, cut), positions[:rows], first, bad[0]),
+            PlacedRows(block.slice(cut), positions[rows:], rest, bad[1]),
         )
 
     def then(self, more: PlacedRows) -> PlacedRows:
@@ -63,7 +83,11 @@ class PlacedRows(NamedTuple):
         if self.ends is not None and more.ends is not None:
             ends = np.concatenate((self.ends, more.ends + self.block.num_rows))
         positions = np.concatenate((self.positions, more.positions)) if more.num_rows else self.positions
-        return PlacedRows(concat([self.block, more.block]), positions, ends)
+        skipped = None
+        if self.skipped is not None or more.skipped is not None:
+            parts = (np.zeros(one.num_rows, np.int64) if one.skipped is None else one.skipped for one in (self, more))
+            skipped = np.concatenate([*parts])
+        return PlacedRows(concat([self.block, more.block]), positions, ends, skipped)
 
 
 class Wanted(NamedTuple):
@@ -133,22 +157,30 @@ class ShardReader(ABC):
         return next(self._read, None)
 
     def _placed(self) -> Generator[PlacedRows, None, None]:
+        bad_before = 0  # the next row
         try:
             for parsed, positions in self.pieces():
                 records, end = parsed.records, len(positions)
                 failure: Exception | None = None
                 before = np.concatenate((self.at[-1:], positions[:-1, -1]))
                 stops = self._wanted.on_error == "raise" or bool(parsed.errors and self._changed())
+                left_out = []
                 for record, message in parsed.errors:
                     bad = DataError(f"{self._wanted.place(int(before[record]))}: {message}")
                     if stops:
                         failure, records, end = bad, records[records < record], record
                         break
-                    skipped(bad)
+                    logger.warning(SKIPPED, bad)
+                    left_out.append(record)
+                bad_rows = None
+                if left_out or (bad_before and len(records)):
+                    until = np.searchsorted(left_out, records) + bad_before
+                    bad_rows = np.diff(until, prepend=0)
+                    bad_before += len(left_out) - int(bad_rows.sum())
                 origin = origins(f"shard {self._wanted.name}", before[records] + 1, self._wanted.unit)
                 block = with_column(parsed.block.slice(0, len(records)), ORIGIN, origin)
                 self.at = tuple(positions[end - 1].tolist()) if end else self.at
-                yield PlacedRows(block, positions[records])
+                yield PlacedRows(block, positions[records], skipped=bad_rows)
                 if failure is not None:
                     raise failure
         except (DataError, StageError) as error:
@@ -157,6 +189,7 @@ class ShardReader(ABC):
                 raise found from (error.__cause__ if found is error else error)
             skipped(type(found)(f"{found}; all that follows in this shard is left out with it"))
             count("skipped_shards", 1)
+        count("skipped", bad_before)
 
     def _changed(self) -> Exception | None:
         """The error of a file that is not what it was: then a bad record may be made of two contents. None also where nobody

@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block, Sample, as_sample, from_samples, rows_at
+from brimful.blocks.blocks import Block, Sample, as_sample, check_rows, from_samples, rows_at
+from brimful.blocks.checksums import checksums, in_state
 from brimful.blocks.ragged import EMPTY, concat, with_column
 from brimful.blocks.schema import (
     OF_RESULTS,
@@ -39,7 +40,8 @@ ROWS: Final = 256
 class FromIterable(Typed):
     """The samples of an iterable, in the types of its first 32, or up to 1,000 while a column is null or absent.
 
-    State: [epoch, rows handed on, the types as text]; a resume iterates over those rows again.
+    State: [epoch, rows handed on, the types as text, rows before the last block, its checksums]; a resume iterates over all those
+    rows again, and compares the last block.
     """
 
     iterable: Iterable[Sample | str] | Callable[[], Iterable[Sample | str]] = runtime()
@@ -53,16 +55,21 @@ class FromIterable(Typed):
             )
 
     def start(self, epoch: int) -> State:
-        return [epoch, 0, ""]
+        return [epoch, 0, "", 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        epoch, done, _ = at
+        epoch, done, _, first, saved = at
         rows = self._begin()
-        skipped = sum(1 for _ in islice(rows, done))
-        if skipped < done:
-            raise StateError(f"the iterable has {skipped:,} samples, but this state was saved after {done:,}")
-        samples = drawn(rows, "from_iterable", done)
+        skipped = sum(1 for _ in islice(rows, first))
+        samples = drawn(rows, "from_iterable", first)
         schema, text, samples = _known(self, at, samples, first_rows, lambda held: infer(samples_in(held)))
+        if done:
+            last = list(islice(samples, done - first))
+            if failure := next((one for one in last if isinstance(one, Exception)), None):
+                raise failure
+            if skipped + len(last) < done:
+                raise _fewer(skipped + len(last), done)
+            check_rows(self, checksums(numbered(last, "from_iterable", first, schema)), saved, f"row {first:,}")
         following = list(islice(samples, 1))
         if not following:
             yield EMPTY, END
@@ -70,8 +77,8 @@ class FromIterable(Typed):
             piece = [*following, *islice(samples, min(rows_at(done), ROWS) - 1)]
             following = [piece.pop()] if isinstance(piece[-1], Exception) else list(islice(samples, 1))
             block = numbered(piece, "from_iterable", done, schema)
-            done += block.num_rows
-            yield block, [epoch, done, text] if following else END
+            first, done = done, done + block.num_rows
+            yield block, [epoch, done, text, first, in_state(checksums(block))] if following else END
         for failure in following:
             raise failure
 
@@ -110,6 +117,10 @@ def drawn(rows: Iterable[Any], source: str, number: int) -> Iterator[Any]:
         yield _failed(source, number, error)
 
 
+def _fewer(found: int, done: int) -> StateError:
+    return StateError(f"the iterable has {found:,} samples, but this state was saved after {done:,}")
+
+
 def _failed(source: str, number: int, error: Exception) -> StageError:
     failure = StageError(f"{source} failed at row {number:,}: {type(error).__name__}: {error}")
     failure.__cause__ = error
@@ -125,7 +136,7 @@ def _known(
 ) -> tuple[pa.Schema, str, Iterator[Any]]:
     """The types of all rows, also as text, and the rows: the types of the state, or of the first rows, of this run where it
     begins with them."""
-    epoch, done, text = at
+    epoch, done, text, *_ = at
     schema = from_text(text) if text else vars(stage).get("schema")
     if schema is None and epoch == done == 0:
         held = first(rows)
@@ -168,8 +179,9 @@ def _held_against(schema: pa.Schema, samples: Sequence[Sample], source: str, fir
 class FromTables(Typed):
     """The rows of a `datasets.IterableDataset` that has them in Arrow, in the types of its first 1,000.
 
-    State: [epoch, rows handed on, the types as text]; a resume has the tables before those read again, and makes no row of
-    them. (`IterableDataset.state_dict` is not used: what a shuffle of theirs had in its buffer would be lost.)
+    State: [epoch, rows handed on, the types as text, rows before the last block, its checksums]; a resume has the tables before
+    those read again, makes no row of them, and compares the last block. (`IterableDataset.state_dict` is not used: what a shuffle
+    of theirs had in its buffer would be lost.)
     """
 
     verb = "from_iterable"
@@ -177,22 +189,29 @@ class FromTables(Typed):
     dataset: Any = runtime()
 
     def start(self, epoch: int) -> State:
-        return [epoch, 0, ""]
+        return [epoch, 0, "", 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        epoch, done, _ = at
-        blocks = _after(_drawn(self.dataset), done)
+        epoch, done, _, first, saved = at
+        blocks = _after(_drawn(self.dataset), first)
         schema, text, blocks = _known(self, at, blocks, _first, _types)
         following = next(blocks, None)
+        if done:
+            if following is None:
+                raise _fewer(first, done)
+            if isinstance(following, Exception):
+                raise following
+            check_rows(self, checksums(_typed(following, schema, first)), saved, f"row {first:,}")
+            following = next(blocks, None)
         if following is None:
             yield EMPTY, END
         while following is not None:
             if isinstance(following, Exception):
                 raise following
             block = _typed(following, schema, done)
-            done += block.num_rows
+            first, done = done, done + block.num_rows
             following = next(blocks, None)
-            yield block, END if following is None else [epoch, done, text]
+            yield block, END if following is None else [epoch, done, text, first, in_state(checksums(block))]
 
     def first_types(self) -> pa.Schema:
         return _types(_first(_drawn(self.dataset)))
@@ -216,7 +235,7 @@ def _after(blocks: Iterator[Block | Exception], done: int) -> Iterator[Block | E
     while left:
         block = next(blocks, None)
         if block is None:
-            raise StateError(f"the iterable has {done - left:,} samples, but this state was saved after {done:,}")
+            raise _fewer(done - left, done)
         if isinstance(block, Exception):
             return chain([block])
         if block.num_rows > left:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.blocks.ragged import distinct
-from brimful.core.background import Workers
+from brimful.core.background import Workers, awaited
 from brimful.core.errors import DataError, logger
 from brimful.sources.faults import OtherContentError, absent, may_have_changed, said, transient
 
@@ -401,7 +401,7 @@ def run(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
     """The result of a coroutine that runs in a loop of another thread; who stops waiting cancels it."""
     future = asyncio.run_coroutine_threadsafe(work, loop)
     try:
-        return future.result()
+        return awaited(future)
     except BaseException:
         future.cancel()
         raise

@@ -13,6 +13,7 @@ import numpy as np
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import EMPTY, array_of, concat, offsets_of, runs
 from brimful.core.background import Workers
+from brimful.core.errors import Counts, add_counts, apart, count
 from brimful.sources.format import PlacedRows, Position
 
 T = TypeVar("T")
@@ -130,6 +131,7 @@ class OpenShard:
         self._rows = PlacedRows(EMPTY, np.empty((0, len(at)), dtype=np.int64))
         self._ended = False
         self._error: Exception | None = None
+        self._rest: Counts = {}  # left out after the last row
         self._next = self._begun()
 
     def fill(self, rows: int, size: int) -> int:
@@ -140,7 +142,7 @@ class OpenShard:
         while not self._ended and self._wanted(rows, size) > self._rows.num_rows:
             more = None
             try:
-                more = self._arrived()
+                more, self._rest = apart(self._arrived)
             except Exception as error:
                 self._error = error
             self._ended = more is None
@@ -149,12 +151,16 @@ class OpenShard:
                 self._next = self._begun()
         if self._error is not None and not self._rows.num_rows:
             raise self._error
+        if self._ended and not self._rows.num_rows:
+            rest, self._rest = self._rest, {}
+            add_counts(rest)
         return min(self._wanted(rows, size), self._rows.num_rows)
 
     def take(self, rows: int) -> PlacedRows:
         """The next `rows` of the rows that `fill` counted."""
         taken, self._rows = self._rows.split(rows)
         self.at = tuple(taken.positions[-1].tolist())
+        count("skipped", taken.num_skipped)
         return taken
 
     def close(self) -> None:

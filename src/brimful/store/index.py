@@ -20,6 +20,7 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import LABELS, REMEDIES
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, DataError, check_path, logger
 from brimful.core.once import once
+from brimful.core.stage import CHECKSUMS
 from brimful.core.whole import write_whole
 from brimful.encoding.encoder import Padding, StoredTokenizer
 from brimful.index.index import Ask, DataIndex, RowSet, RowSpans
@@ -204,10 +205,16 @@ class StoreIndex(DataIndex):
         manifest = self.manifest
         return [name for name in manifest.lengths if name in self._columns and not manifest.nulls[name]]
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
         manifest = self.manifest
         counts, firsts = manifest.num_labels, manifest.first_labels
-        if counts is None or firsts is None or LABELS not in self._columns or manifest.nulls[LABELS]:
+        if (
+            column != LABELS
+            or counts is None
+            or firsts is None
+            or LABELS not in self._columns
+            or manifest.nulls[LABELS]
+        ):
             return None
         sides = (manifest.lengths[LABELS], counts, firsts)
         return np.array([self._folder.by_row(side)[numbers] for side in sides], dtype=np.int64)
@@ -251,7 +258,8 @@ class StoreIndex(DataIndex):
 
     def fingerprint(self) -> dict[str, Any]:
         chosen = {} if self.columns is None else {"columns": list(self.columns)}
-        return {"rows": len(self), "digest": self.manifest.digest, **chosen}
+        known = {name: crc for name, crc in self.manifest.checksums.items() if name in self._columns}
+        return {"rows": len(self), "digest": self.manifest.digest, **chosen, **({CHECKSUMS: known} if known else {})}
 
     def _step(self, steps: NDArray[np.int64]) -> int:
         """The greatest step from one wanted row to the next at which it is cheaper to read the rows between them along."""

@@ -93,6 +93,7 @@ class Manifest:
     texts: the columns of text that was tokenized; none in stores before 1.0.
     newest: when the newest of the files that were read was written, in seconds; 0 where nobody said.
     vocabularies: by column, the vocabulary of its tokenizer (`Encoder.vocabulary`); none in stores of 1.0.0rc1.
+    checksums: of all values, by column; none in stores of 1.0.0rc1.
     """
 
     pipeline: dict[str, Any]
@@ -107,6 +108,7 @@ class Manifest:
     texts: tuple[str, ...] = ()
     newest: float = 0.0
     vocabularies: dict[str, str] = field(default_factory=dict)
+    checksums: dict[str, int] = field(default_factory=dict)
 
     @once
     def rows(self) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import array_of, concat, distinct, has_offsets, is_list, list_array, offset_type, offsets_of
-from brimful.core.background import Workers
+from brimful.core.background import Workers, awaited
 from brimful.core.errors import DataError
 from brimful.core.once import once
 from brimful.index.index import RowSet
@@ -353,7 +353,7 @@ class _FetchedRows:
         future = self._block
         assert future is not None
         try:
-            return future.result()
+            return awaited(future)
         except BaseException:
             with self._lock:
                 if self._block is future and future.done():

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from brimful.blocks.checksums import RowChecksums
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, is_ragged, numpy_of, offsets_of, trained_on
 from brimful.core.whole import naming, part_of, settle
 from brimful.index.index import has_labels
@@ -40,7 +41,7 @@ def write_side_files(
     folder: Path, schema: pa.Schema, files: Sequence[StoredFile], working: Callable[[], None]
 ) -> dict[str, Any]:
     """Writes the lengths of each list column, which labels are trained on if there are any, and the places of all columns. Counts
-    the nulls of every column. Gives all that under its names in the manifest.
+    the nulls of every column, and takes the checksums of all values. Gives all that under its names in the manifest.
 
     Args:
         working: called now and then.
@@ -51,10 +52,11 @@ def write_side_files(
     labelled = LABELS in names and has_labels(schema.field(LABELS).type)
     labels = {name: _Array(folder / f"{name}.npy", (rows,), kind) for name, kind in _LABEL_FILES.items() if labelled}
     places = _Array(folder / PLACES, (batches, BATCH_FIELDS + COLUMN_FIELDS * len(schema)), np.int64)
-    nulls = dict.fromkeys(schema.names, 0)
+    nulls, values = dict.fromkeys(schema.names, 0), RowChecksums()
     for file in files:
         mapped = MappedFile(folder, file)
         for block in mapped.batches():
+            values.add(block)
             for name in schema.names:
                 column = block.column(name)
                 nulls[name] += column.null_count
@@ -70,6 +72,7 @@ def write_side_files(
     return {
         "lengths": {name: array.close() for name, array in lengths.items()},
         "nulls": nulls,
+        "checksums": values.by_column(),
         "places": places.close(),
         **{name: labels[name].close() if labelled else None for name in _LABEL_FILES},
     }

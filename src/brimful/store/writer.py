@@ -22,7 +22,8 @@ from brimful.blocks.ragged import concat, is_ragged
 from brimful.blocks.resize import bytes_in
 from brimful.core.errors import TALLY, DataError, Tally, check_path, where
 from brimful.core.progress import Report
-from brimful.core.stage import END, Stage, State, running
+from brimful.core.repeat import awaited
+from brimful.core.stage import END, Stage, State
 from brimful.core.whole import naming, part_of, settle
 from brimful.encoding.encoder import paddings
 from brimful.store.journal import LOCK, Journal, one_writer
@@ -140,7 +141,7 @@ class _Writer:
         skip = self._journal.skip
         counting = TALLY.set(Tally())  # so that rows that are left out are logged once
         try:
-            with running(stage, before) as items:
+            with awaited(stage, before) as items:
                 for block, after in items:
                     _check_columns(block)
                     done = min(skip, block.num_rows)

@@ -12,17 +12,16 @@ import torch
 
 from brimful.core.ahead import then
 from brimful.core.errors import TALLY, DataError, Tally, count, integer, logger, one_of
+from brimful.core.own_keys import OWN_KEYS, rows_that_count
 from brimful.core.stage import Stage, State, running
 from brimful.core.stats import Made
 from brimful.plan.buckets import as_buckets
-from brimful.tensors.layouts import OF_RANKS, OF_STEPS
+from brimful.tensors.columns import fill_of
 from brimful.tensors.structures import with_values
 
 Overflow: TypeAlias = Literal["raise", "grow", "truncate"]
 
 PAD_VALUES: Final = {"input_ids": 0, "attention_mask": 0, "labels": -100}
-NOT_PADDED: Final = frozenset((*OF_RANKS, *OF_STEPS, "lengths", "sample_weights"))
-"""What brimful's own batches have a number a row of, which may by chance be as many as there are tokens."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,8 @@ class ToBuckets:
         )
 
     def _goes_along(self, name: str, tensor: Any, first: torch.Tensor, length: int) -> bool:
-        if not _is_rows(tensor) or name in NOT_PADDED or (name in self.pad_values and self.pad_values[name] is None):
+        # of its own keys brimful has a number a row, which may by chance be as many as there are tokens
+        if not _is_rows(tensor) or name in OWN_KEYS or (name in self.pad_values and self.pad_values[name] is None):
             return False
         a_number_a_row = tensor.ndim == 1 and first.ndim > 1 and len(tensor) == len(first)
         return (
@@ -123,7 +123,7 @@ class ToBuckets:
             raise DataError(
                 f"{name!r} has {length:,} values along dimension {dim}, as many as there are tokens, which become "
                 f"{bucket:,}, but there is no value to pad it with; name one, "
-                f"pad_value_dict={dict(self.pad_values) | {name: 0}}, or None to leave it as it is"
+                f"pad_value_dict={dict(self.pad_values) | {name: fill_of(name, {})}}, or None to leave it as it is"
             )
         if bucket <= length:
             return tensor.narrow(dim, length - bucket if self.left else 0, bucket)
@@ -173,19 +173,23 @@ class Bucketed(Stage[Any]):
                 yield then(batch, partial(self._padded, tally)), after
 
     def _padded(self, tally: Tally | None, batch: Any) -> Any:
-        tokens = self._tokens(batch)
+        samples, tokens = self._counted(batch)
         padded = self.to_buckets(batch)
         if tally is not None:
             shape = self._shape(padded)
             remedy = "take fewer buckets, or batches of one size" if self.to_buckets.buckets else ""
-            tally.made.append(Made(shape[0], tokens, shape.numel(), tuple(shape), remedy))
+            tally.made.append(Made(samples, tokens, shape.numel(), tuple(shape), remedy))
         return padded
 
-    def _tokens(self, batch: Any) -> int:
+    def _counted(self, batch: Any) -> tuple[int, int]:
+        """The samples and tokens of a batch, without fillers and copies."""
+        shape = self._shape(batch)
+        rows = rows_that_count(batch) if isinstance(batch, Mapping) else True
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        samples = shape[0] * rows if isinstance(rows, bool) else int(rows.sum())
         if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and mask.layout == torch.strided:
-            return int(torch.count_nonzero(mask))
-        return self._shape(batch).numel()
+            return samples, int(torch.count_nonzero(mask[rows]))
+        return samples, shape[1:].numel() * samples
 
     def _shape(self, batch: Any) -> torch.Size:
         """Of the tensor that a batch goes by; nothing is known of the rows of something else."""

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from brimful.batching.batch import Batch, NumLabels
+from brimful.batching.labels import read
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, loss_labels
 from brimful.blocks.texts import schema_without, why_missing
 from brimful.core.ahead import then
 from brimful.core.errors import TALLY, Tally, warn_once
+from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, OF_STEPS
 from brimful.core.stage import Stage, State, described, running, runtime
 from brimful.core.stats import Made
-from brimful.tensors.layouts import OF_RANKS, OF_STEPS, SIGNED, Collating, ColumnRules, Layout, refuse_taken
+from brimful.tensors.layouts import SIGNED, Collating, ColumnRules, Layout, refuse_taken
 
 if TYPE_CHECKING:
     from brimful.tensors.columns import WindowColumns
@@ -94,18 +96,20 @@ class Collated(Stage[Any]):
             )
         self.layout.check_size(batch, item, columns)
         remember(item, batch, columns)
-        if batch.weight is not None:
+        known: dict[str, NumLabels | None] = dict(zip(NUM_ITEMS, (batch.num_labels, batch.num_labels_here)))
+        if not any(known.values()) and self.layout.as_tensors and columns.hides_labels(self.layout.by_row):
+            known[NUM_ITEMS[1]] = read(batch, self.rules.labels_follow)
+        counts = {
+            name: count
+            for name, labels in known.items()
+            if labels is not None and (count := self._num_items(labels, columns)) is not None
+        }
+        if counts and batch.weight != 0:
+            self.layout.check_labels(batch, item, columns, next(iter(counts)))
+        if batch.weight is not None or counts:
             from brimful.tensors.loss import weighed
 
-            known = {"num_items_in_batch": batch.num_labels, "num_items_on_rank": batch.num_labels_here}
-            counts = {
-                name: count
-                for name, labels in known.items()
-                if labels is not None and (count := self._num_items(labels, columns)) is not None
-            }
-            if "num_items_in_batch" in counts:
-                self.layout.check_labels(batch, item, columns)
-            item = weighed(item, batch.weight, batch.ends_step, columns, counts)
+            item = weighed(item, batch, columns, counts)
         if tally is not None:
             tally.made.append(self._counted(batch, item, columns))
         return item
@@ -113,9 +117,10 @@ class Collated(Stage[Any]):
     def _num_items(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """How many labels of a step are trained on; None where it is not known, or padding may be taken for some."""
         name = loss_labels([column.name for column in columns.all]) or LABELS
-        fill = self.rules.pad_values.get(name, NOT_TRAINED_ON)
-        if fill != NOT_TRAINED_ON or self.rules.dtypes.get(name, "int64") not in SIGNED:
-            return None
+        if columns.labels is None or columns.labels.by == "token":
+            fill = self.rules.pad_values.get(name, NOT_TRAINED_ON)
+            if fill != NOT_TRAINED_ON or self.rules.dtypes.get(name, "int64") not in SIGNED:
+                return None
         return self.layout.num_labels(known, columns)
 
     def _counted(self, batch: Batch, item: Any, columns: WindowColumns) -> Made:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch
+from brimful.batching.labels import Labels, labels_of
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, with_origin
 from brimful.blocks.ragged import (
@@ -193,12 +194,14 @@ class WindowColumns:
 
     Args:
         given: the length columns; none where not all of them are there.
+        labels: how those that a loss is taken over are counted; None where there are none.
     """
 
     lengths: IntArray
     given: tuple[str, ...]
     all: tuple[ListColumn | StackedColumn | ObjectColumn, ...]
     rules: ColumnRules
+    labels: Labels | None
     _types: dict[tuple[str, np.dtype[Any]], ColumnType] = field(default_factory=dict)
 
     def sizes(self, batch: Batch) -> list[IntArray]:
@@ -207,6 +210,21 @@ class WindowColumns:
             return []
         sizes = batch.plan.sizes[batch.span]
         return [sizes] if sizes.ndim == 1 else list(sizes.T)
+
+    def hides_labels(self, by_row: bool) -> bool:
+        """Whether labels count as one a sample, and the tensors of a batch do not show it: lists of integers, which may be taken
+        for those of tokens, or any lists in a layout that has no row a sample (`by_row`)."""
+        if self.labels is None or self.labels.by == "token":
+            return False
+        name = self.labels.name
+        (column,) = [one for one in self.all if one.name == name]
+        if isinstance(column, ListColumn):
+            made = column.type.wanted
+        elif isinstance(column, StackedColumn) and column.values.dim() > 1:
+            made = column.values.dtype
+        else:
+            return False
+        return not by_row or not (made.is_floating_point or made == torch.bool)
 
     def fill(self, name: str) -> float:
         """What padding of a column holds."""
@@ -247,7 +265,7 @@ class WindowColumns:
             labels = out[name]
             if not isinstance(labels, Unpadded | torch.Tensor):
                 continue
-            if labels.dtype.is_floating_point or labels.dtype == torch.bool:
+            if labels.dtype.is_floating_point or not labels.dtype.is_signed:
                 continue
             if isinstance(labels, Unpadded):
                 out[name] = labels.without(rows)
@@ -277,7 +295,8 @@ def columns_of(window: PlanningWindow, rules: ColumnRules, as_tensors: bool = Tr
         _check_token_columns(fields, rules)
     follows = {name: rules.follows(name) if given else None for name in fields}
     found = (_column(window, one, rules, follows[name], as_tensors) for name, one in fields.items())
-    return WindowColumns(window.lengths, given, tuple(found), rules)
+    labels = labels_of(schema, rules.packs, rules.labels_follow)
+    return WindowColumns(window.lengths, given, tuple(found), rules, labels)
 
 
 def _column(
@@ -347,12 +366,12 @@ def _unequal(
             f"with {expected[sample]:,}: its length was given otherwise (lengths= of from_dataset), or differs from one time to "
             "the next; give the lengths of this column, and have __getitem__ return as many each time"
         )
-    rest = ", ".join(repr(one) for one in (*rules.length_columns, name))
+    named = ", ".join(repr(one) for one in (*rules.length_columns, name))
+    apart = f"give length_column=({named}), or " if len(rules.length_columns) == 1 else ""
     return DataError(
         f"column {name!r} has {counts[sample]:,} values and {first!r} {expected[sample]:,} "
         f"({where(window.block, int(window.rows[sample]))}): token columns are cut, padded and packed together; where "
-        f"{name!r} has lengths of its own, as the labels of encoder-decoder models have, give length_column=({rest}), or "
-        f"leave it out of token_columns="
+        f"{name!r} has lengths of its own, as the labels of encoder-decoder models have, {apart}leave it out of token_columns="
     )
 
 

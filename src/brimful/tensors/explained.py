@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from weakref import ref
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from brimful.batching.batch import Batch, PlannedBatches
@@ -34,6 +35,7 @@ class Explained(NamedTuple):
         length: its tokens here, as planned; None where the plan has no lengths.
         text: what these stand for, by the tokenizer of the chain. Else the whole text of the sample, if a store keeps it and
             no method has made a stream of the store.
+        row: the number in `place`, as an int.
     """
 
     number: int
@@ -41,6 +43,7 @@ class Explained(NamedTuple):
     first: int
     length: int | None
     text: str | None
+    row: int | None
 
 
 class Explanation(tuple[Explained, ...]):
@@ -49,7 +52,7 @@ class Explanation(tuple[Explained, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        names = [name for name in Explained._fields if name == "number" or self._says(name)]
+        names = [name for name in Explained._fields[:-1] if name == "number" or self._says(name)]
         table = [["sample", *names[1:]], *([_cell(getattr(one, name)) for name in names] for one in self)]
         widths = [max(map(len, column)) for column in zip(*table)]
         return "\n".join(
@@ -174,16 +177,20 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
     texts = [*texts, *[None] * (len(samples) - len(texts))]
     if {*texts} <= {None}:
         texts = own.texts_at(samples) or texts
-    places = [_place(own, which) for which in range(len(samples))]
-    return Explanation(map(Explained, samples.tolist(), places, firsts.tolist(), sizes, texts))
+    places, rows = _places(own, len(samples))
+    return Explanation(map(Explained, samples.tolist(), places, firsts.tolist(), sizes, texts, rows))
 
 
 def _made(item: Mapping[Any, Any]) -> _Made | None:
     return next((made for made in map(_of_tensor, item.values()) if made is not None), None)
 
 
-def _place(window: PlanningWindow, which: int) -> str | None:
-    return where(window.block, int(window.rows[which])) if ORIGIN in window.block.schema.names else None
+def _places(window: PlanningWindow, count: int) -> tuple[Sequence[str | None], Sequence[int | None]]:
+    """Where the samples of a window came from, in words, and the numbers in these."""
+    block, rows = window.block, window.rows.tolist()
+    if ORIGIN not in block.schema.names:
+        return [None] * count, [None] * count
+    return [where(block, row) for row in rows], block.column(ORIGIN).field("line").take(pa.array(rows)).to_pylist()
 
 
 def _tokens(batch: Mapping[str, Any], made: Batch, column: str) -> Iterator[list[int]]:

@@ -10,13 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from brimful.batching.batch import Batch, NumLabels
+from brimful.batching.labels import LabelsFollow, read
 from brimful.blocks.blocks import Block, samples
 from brimful.blocks.parallel import SERIAL, Parallel
-from brimful.blocks.ragged import MASK, NOT_TRAINED_ON, TOKEN_COLUMNS, is_list, loss_labels
+from brimful.blocks.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, TOKEN_COLUMNS, loss_labels
 from brimful.blocks.texts import why_missing
 from brimful.core.ahead import AHEAD, Deferred
 from brimful.core.errors import DataError, StageError, counted, integer, name_of, one_of, where
 from brimful.core.once import once, settings_of
+from brimful.core.own_keys import NUM_ITEMS, rows_that_count
 from brimful.core.random import generators_of, seeded
 from brimful.core.stage import State
 from brimful.plan import Policy
@@ -26,10 +28,6 @@ from brimful.plan.budget import exceeded
 if TYPE_CHECKING:
     from brimful.tensors.columns import WindowColumns
 
-OF_RANKS: Final = ("weight", "is_filler", "num_items_in_batch")
-"""What a data-parallel rank's batch has beside its columns."""
-OF_STEPS: Final = ("num_items_on_rank", "ends_step")
-"""What a batch of an optimizer step of several has beside these."""
 SIGNED: Final = ("int8", "int16", "int32", "int64")
 DTYPES: Final = (
     *("bool", "uint8", "uint16", "uint32", "uint64", *SIGNED),
@@ -99,6 +97,12 @@ class ColumnRules:
         return 0 if name in self.beside_tokens else None
 
     @property
+    def labels_follow(self) -> LabelsFollow:
+        """How labels are counted."""
+        as_numbers = tuple(name for name in (LABELS, SHIFTED) if "int" not in self.dtypes.get(name, "int64"))
+        return LabelsFollow(self.follows(LABELS), self.follows(SHIFTED), self.length_columns, as_numbers)
+
+    @property
     def beside_tokens(self) -> tuple[str, ...]:
         """The first length column and the lists that are cut, padded and packed with it, as far as there are such."""
         named = TOKEN_COLUMNS if self.token_columns is None else self.token_columns
@@ -126,6 +130,9 @@ class Layout(ABC):
     packs = False
     """Whether several samples lie in a row."""
 
+    by_row = True
+    """Whether there is a row a sample, so that labels which are no integers count by rows."""
+
     as_tensors = True
     """Whether it makes the tensors; else a function of the user's gets the samples."""
 
@@ -151,8 +158,8 @@ class Layout(ABC):
         """How many labels of a step are trained on; None where only somebody else knows."""
         return known.given
 
-    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns) -> None:  # noqa: B027
-        """Refuses a batch whose labels are not those that `num_labels` counts."""
+    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:  # noqa: B027
+        """Refuses a batch whose labels are not those that are counted in a `number`."""
 
     def check_size(self, batch: Batch, item: Any, columns: WindowColumns) -> None:  # noqa: B027
         """Refuses a batch that is larger than its policy allows."""
@@ -204,6 +211,7 @@ class Grouped(Layout):
 
     name = "grouped"
     varies = True
+    by_row = False
 
     num_groups: int
     rounding: Rounding
@@ -227,6 +235,7 @@ class PackedLayout(Layout):
 
     name = "packed"
     packs = True
+    by_row = False
 
     def item(self, batch: Batch, columns: WindowColumns) -> Any:
         from brimful.tensors.packed import packed
@@ -236,6 +245,21 @@ class PackedLayout(Layout):
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int:
         """Those that nothing in the row predicts, or that nothing in it is predicted from, are left out."""
         return known.given - known.edges
+
+    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:
+        """Only tokens in memory are looked through before for those that are -100, of which no label is made."""
+        window, pieces, (tokens, *_) = batch.window, batch.pieces, columns.given
+        if loss_labels([column.name for column in columns.all]) or window.num_labels(tokens) is not None:
+            return
+        assert pieces is not None
+        counted = int((pieces.lengths - (pieces.lengths > 0)).sum())
+        if counted != (made := int((item[LABELS] != NOT_TRAINED_ON).sum())):
+            raise DataError(
+                f"packing makes {made:,} labels of {tokens!r}, and {number} counts {counted:,}: the other tokens are "
+                f"{NOT_TRAINED_ON}, which is no label (the first sample is "
+                f"{where(window.block, int(window.rows[batch.numbers[0]]))}). Give the samples labels, by causal_labels(), "
+                "before you write a store"
+            )
 
 
 @dataclass(frozen=True)
@@ -307,20 +331,22 @@ class CollateFnLayout(Layout):
         """Those of the samples; where these have none, the function alone knows how many it makes."""
         return known.given if loss_labels([column.name for column in columns.all]) else None
 
-    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns) -> None:
-        name = loss_labels([column.name for column in columns.all])
-        labels: Any = item.get(name) if isinstance(item, Mapping) and "num_items_in_batch" not in item else None
-        if name is None or not hasattr(labels, "numel"):
+    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:
+        from brimful.tensors.loss import are_classes, num_labels
+
+        known = read(batch, columns.rules.labels_follow)
+        if known is None or columns.labels is None or not isinstance(item, Mapping) or item.keys() & {*NUM_ITEMS}:
             return
-        rows = columns.rows(batch).column(name)
-        if not is_list(rows.type):  # one a sample, of which collate_fn may make several numbers
+        labels: Any = item.get(name := columns.labels.name)
+        if not hasattr(labels, "numel"):
             return
-        given, made = (int((each != NOT_TRAINED_ON).sum()) for each in (rows.flatten().to_numpy(), labels))
-        if given != made:
+        if columns.labels.by != "token" and labels.dim() > 1 and are_classes(labels):
+            return  # of a sample's label it may make several numbers
+        if known.given != (made := int(num_labels(labels, rows_that_count(item)))):
             raise DataError(
-                f"collate_fn made {made:,} labels that are trained on, and the samples of this batch have {given:,}, which "
-                "num_items_in_batch counts: a loss divided by it would be wrong. Leave the samples' labels out, by "
-                f"drop({name!r}), or have collate_fn set num_items_in_batch, the labels of the step on all ranks"
+                f"collate_fn made {made:,} labels that are trained on, and the samples of this batch have {known.given:,}, which "
+                f"{number} counts: a loss divided by it would be wrong. Leave the samples' labels out, by drop({name!r}), or "
+                "have collate_fn set num_items_in_batch, the labels of the step on all ranks"
             )
 
     def check_size(self, batch: Batch, item: Any, columns: WindowColumns) -> None:

@@ -1,4 +1,4 @@
-"""What a batch weighs: the share of its loss in the mean over all tokens that are trained on, and what says so in it."""
+"""What a batch weighs: its labels, the share of its loss in the mean over all that are trained on, and what says so in it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from brimful.batching.batch import Batch
 from brimful.blocks.ragged import NOT_TRAINED_ON, loss_labels
 from brimful.core.errors import DataError
+from brimful.core.own_keys import WEIGHTS, rows_that_count
 from brimful.tensors.columns import WindowColumns
 
 
@@ -16,13 +18,18 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
     """Scales a local *sum* of losses, so that the gradient averaged over ranks is that of the mean over all tokens.
 
     The result is loss_sum x W / N. W is the number of ranks, whose gradients DDP and FSDP average. N is the number of
-    tokens with a label on all ranks. A mean of means would give tokens of short batches more weight.
+    labels on all ranks. A mean of means would give tokens of short batches more weight.
 
     N is the batch's `num_items_in_batch`, if it has one. `Batches.shard` sets it for all ranks if the labels are known
-    without reading them (a store, a sequence in memory, packed tokens). Then nothing is sent. Otherwise, N is
-    `num_items_on_rank`, or the number of labels other than -100, summed over the ranks. This takes one all_reduce of 8
-    bytes, so call it on every rank. Without any label the result is 0, and so is its gradient. A mean over zero tokens
-    would be NaN on every rank.
+    without reading them (a store, a sequence in memory, packed tokens). Then nothing is sent, and W is the number of
+    ranks in `shard`. Otherwise, N is `num_items_on_rank`, or the number of labels in the batch, summed over the ranks.
+    This takes one all_reduce of 8 bytes, so call it on every rank. Without any label the result is 0, and so is its
+    gradient. A mean over zero tokens would be NaN on every rank.
+
+    Integers count if they are not -100. Labels of other types (float, bool) count as one a row. In a filler (`weight`
+    0) the result and its gradient are 0, whatever the loss is. A batch with copies up to a static shape has
+    `sample_weights`, which are 0 for copies. Give it the losses by row, (B,), or by token, (B, L). They are then weighed
+    and summed here. A sum has no rows, so weigh the losses by `sample_weights` before you add them up.
 
     If one optimizer step adds up the gradients of several batches, N counts all of them. `micro_batches=k` puts this
     number into each batch. A batch of such a step without the number is refused. Labels made by a `collate_fn` are not
@@ -36,7 +43,8 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
             step.clear()
 
     Args:
-        loss_sum: a sum over this rank's tokens, such as `cross_entropy(..., reduction="sum")`, not a mean.
+        loss_sum: a sum over this rank's tokens, such as `cross_entropy(..., reduction="sum")`, not a mean. Or losses by
+            row or by token (`reduction="none"`), of shape (rows,) or (rows, ...).
         batch: a batch with `num_items_in_batch`, `num_items_on_rank`, `shift_labels` or `labels`. The first of these
             that it has is used. Causal models never predict the first token of a row. Its label is not counted if it is
             -100, as in packed batches.
@@ -44,7 +52,9 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
             torch.distributed if it is initialised, else this process alone.
     Raises:
         ValueError: the batch has none of these keys. Or it is part of an optimizer step and has neither number. Or
-            `loss_sum` is the result of a mean, as far as autograd shows it.
+            `loss_sum` is the result of a mean, as far as autograd shows it. Or it has another number of rows than
+            `sample_weights`.
+    Price: some operations on numbers. In a filler on a GPU, one wait for the loss.
     Source: transformers (num_items_in_batch), and the issue that led to it (#34242).
 
     >>> import torch
@@ -55,6 +65,9 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
     tensor(0.5000)
     >>> token_mean(torch.tensor(0.0), {"labels": torch.tensor([-100])})
     tensor(0.)
+    >>> copies = {"labels": torch.tensor([0.5, 1.5, 0.5]), "sample_weights": torch.tensor([1.0, 1.0, 0.0])}
+    >>> token_mean(torch.tensor([2.0, 4.0, 2.0]), copies)
+    tensor(3.)
     """
     if not isinstance(batch, Mapping):
         raise TypeError(
@@ -64,13 +77,16 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
         raise TypeError(
             f"loss_sum must be a tensor, such as cross_entropy(..., reduction='sum') gives (got {loss_sum!r})"
         )
-    if not torch.compiler.is_compiling() and _is_mean(loss_sum):
+    if not torch.compiler.is_compiling() and loss_sum.numel() == 1 and _is_mean(loss_sum):
         raise ValueError(
             "loss_sum must be a sum, and this tensor is a mean, which token_mean would divide once more. Compute it by "
             "cross_entropy(..., reduction='sum'), or by .sum() in place of .mean()"
         )
     ranks, world_size = _group(process_group)
+    rows = rows_that_count(batch)
     tokens = batch.get("num_items_in_batch")
+    if tokens is not None and process_group is None:
+        world_size = batch.get("num_ranks", world_size)
     if tokens is None:
         tokens = batch.get("num_items_on_rank")
         if tokens is None:
@@ -85,13 +101,74 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
                 raise ValueError(
                     f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch) or 'none'})"
                 )
-            labels = batch[name]
-            tokens = ((labels.values() if labels.is_nested else labels) != NOT_TRAINED_ON).sum()
+            tokens = num_labels(batch[name], rows)
         if world_size > 1:
             tokens = torch.as_tensor(tokens).to(loss_sum.device, copy=True)
             torch.distributed.all_reduce(tokens, group=ranks)
+    if rows is False:
+        return nothing(loss_sum)
     count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
-    return loss_sum * world_size / count.clamp(min=1)
+    return _weighed_sum(loss_sum, batch.get(WEIGHTS)) * world_size / count.clamp(min=1)
+
+
+def num_labels(labels: torch.Tensor, rows: torch.Tensor | bool = True) -> torch.Tensor:
+    """How many labels are trained on, () int64: of integers those other than -100, of any others one a row.
+
+    Args:
+        labels: (rows, ...), padded or nested.
+        rows: which rows count: see `rows_that_count`.
+
+    >>> num_labels(torch.tensor([[1, -100], [2, 3]]), torch.tensor([False, True])), num_labels(torch.tensor([[0.5, 1.5]]))
+    (tensor(2), tensor(1))
+    """
+    if isinstance(rows, bool):
+        if not rows or not are_classes(labels):
+            return torch.tensor(len(labels) * rows, device=labels.device)
+        return ((labels.values() if labels.is_nested else labels) != NOT_TRAINED_ON).sum()
+    rows = rows.to(labels.device)
+    return (by_row(rows, labels) & (labels != NOT_TRAINED_ON) if are_classes(labels) else rows).sum()
+
+
+def are_classes(labels: torch.Tensor) -> bool:
+    """Whether labels are integers, of which -100 is none."""
+    return not labels.is_floating_point() and labels.dtype != torch.bool
+
+
+def by_row(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A number a row, to go with a tensor of more dimensions."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def _weighed_sum(losses: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """The sum of losses by row or by token, each times the weight of its row; a sum is what it is."""
+    if not losses.dim():
+        return losses
+    if weights is None:
+        return losses.sum()
+    if len(losses) != len(weights):
+        raise ValueError(
+            f"the losses have {len(losses):,} rows and the batch has {len(weights):,} sample_weights. Give token_mean a loss "
+            "for each row or for each token of the batch, or weigh the losses by sample_weights and give their sum"
+        )
+    weights = by_row(weights.to(losses), losses)
+    return torch.where(weights > 0, losses * weights, 0.0).sum()
+
+
+def nothing(loss: torch.Tensor) -> torch.Tensor:
+    """0 whose gradient is 0, in the graph of a loss: DDP and FSDP wait for all of it. A loss that is NaN has derivatives that
+    are NaN, also times 0, so those are left out."""
+    if not torch.compiler.is_compiling() and loss.requires_grad and not loss.detach().isfinite().all():
+        found, todo = {loss.grad_fn}, [loss.grad_fn]
+        while todo:
+            node: Any = todo.pop()
+            if node is None or not node.next_functions:  # what adds up the gradient of a parameter
+                continue
+            node.register_hook(
+                lambda inputs, outputs: tuple(one if one is None else torch.zeros_like(one) for one in inputs)
+            )
+            todo += {one for one, _ in node.next_functions} - found
+            found.update(todo)
+    return (loss * 0).nan_to_num().sum()
 
 
 def _is_mean(loss: torch.Tensor) -> bool:
@@ -110,11 +187,9 @@ def _group(group: Any) -> tuple[Any, int]:
     return None, torch.distributed.get_world_size() if distributed else 1
 
 
-def weighed(
-    tensors: Any, weight: float, ends_step: bool | None, columns: WindowColumns, num_items: Mapping[str, int]
-) -> Any:
-    """A data-parallel rank's batch (a dict) with `weight` and `is_filler`, and `ends_step` where that is known; a filler asks for
-    no label.
+def weighed(tensors: Any, batch: Batch, columns: WindowColumns, num_items: Mapping[str, int]) -> Any:
+    """A batch (a dict) with what says how much it weighs: of a data-parallel rank `weight`, `is_filler` and `num_ranks`, and
+    `ends_step` where that is known. A filler asks for no label, and its `sample_weights` are 0.
 
     `num_items`, the labels of the whole step that are trained on, become () int64: tensors, as they go to the device with the
     batch, and a compiled step does not take each new value for a constant. A number that a collate_fn has set stays.
@@ -123,9 +198,13 @@ def weighed(
         DataError: a collate_fn has made something of another's name.
     """
     if isinstance(tensors, MutableMapping):
-        made: dict[str, Any] = {"weight": weight, "is_filler": weight == 0}
-        if ends_step is not None:
-            made["ends_step"] = ends_step
+        made: dict[str, Any] = {}
+        if batch.weight is not None:
+            made |= {"weight": batch.weight, "is_filler": batch.weight == 0}
+        if batch.num_ranks is not None:
+            made["num_ranks"] = batch.num_ranks
+        if batch.ends_step is not None:
+            made["ends_step"] = batch.ends_step
         if clash := [name for name in made if name in tensors]:
             raise DataError(
                 f"collate_fn returns {clash[0]!r}, and batches of ranks or optimizer steps hold something of that name; give it "
@@ -135,6 +214,8 @@ def weighed(
         for name, count in num_items.items():
             if name not in tensors:
                 tensors[name] = torch.tensor(count)
-        if not weight:
+        if batch.weight == 0:
             columns.unlabel(tensors, slice(None))
+            if isinstance(weights := tensors.get(WEIGHTS), torch.Tensor):
+                tensors[WEIGHTS] = torch.zeros_like(weights)
     return tensors

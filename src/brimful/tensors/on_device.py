@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,6 +22,8 @@ from brimful.tensors.structures import mapped, tensors_of
 ALIGNED: Final = 64  # bytes, for views of any type and whole cache lines
 LAG: Final = 4
 MOST_SHAPES: Final = 64
+MOST_HELD: Final = 8
+"""References to a buffer, at most, when it is filled again."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,13 @@ class OnDevice(Stage[Any]):
         """While a CUDA graph is captured no other thread may allocate."""
         return replace(self.over(self.upstream.rehearsed(batches)), prefetch=0)
 
+    @property
+    def static_buffers(self) -> bool:
+        return self.buffers is not None or super().static_buffers
+
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         copies, inside = copier(self.device, self.copies and self.prefetch > 0), AHEAD.get()
+        filler = None if self.buffers is None else self.buffers.filler()
 
         def sent() -> Generator[tuple[Sent, State], None, None]:
             with running(self.upstream, at) as items:
@@ -63,9 +71,9 @@ class OnDevice(Stage[Any]):
 
         def received(one: Sent) -> Any:
             item = copies.receive(one)
-            if self.buffers is None:
+            if filler is None:
                 return item
-            filled = self.buffers.filled(item)
+            filled = filler(item)
             carry(item, filled)
             return filled
 
@@ -119,22 +127,25 @@ class StreamCopier:
     device has no more than `LAG` batches there that were taken and not computed: the thread that sends waits for them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, copies: bool) -> None:
         self._backend: Any = getattr(torch, device.type)
-        self._device = device
+        self._device, self._copies = device, copies
         self._stream = _stream_of(device)
         self._used: deque[Any] = deque()  # events: all that was given a batch has run
 
     def send(self, item: Any) -> Sent:
-        """Begins to copy the tensors of a batch, in the thread that makes it; those that are on the device already stay there."""
+        """Begins to copy the tensors of a batch, in the thread that makes it; those that are on the device already stay there, or
+        are copied by the stream that made them, which may write to them next."""
         while len(self._used) > LAG:
             self._used.popleft().synchronize()
+        tensors = {id(tensor): tensor for tensor in tensors_of(item)}
+        made_here = {key: tensor for key, tensor in tensors.items() if tensor.device == self._device}
+        maker = self._backend.current_stream(self._device)
+        copies = {key: tensor.clone() for key, tensor in made_here.items()} if self._copies else {}
         with self._backend.stream(self._stream), torch.no_grad():
-            tensors = list(tensors_of(item))
-            made_here = [tensor for tensor in tensors if tensor.device == self._device]
-            if made_here:  # by this thread, on its own stream
-                self._stream.wait_stream(self._backend.default_stream(self._device))
-            copies = self._copies(tensor for tensor in tensors if tensor.device != self._device)
+            if made_here:
+                self._stream.wait_stream(maker)
+            copies |= self._sent({key: tensor for key, tensor in tensors.items() if key not in made_here})
             arrived = mapped(item, lambda tensor: copies.get(id(tensor), tensor))
             return Sent(arrived, self._stream.record_event(), tuple(tensors_of(arrived)))
 
@@ -150,11 +161,10 @@ class StreamCopier:
                 part.record_stream(stream)
         return sent.item
 
-    def _copies(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+    def _sent(self, tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """The copy of each tensor, by the tensor's id."""
-        apart = {id(tensor): tensor for tensor in tensors}
-        plain = {key: tensor for key, tensor in apart.items() if _is_plain(tensor)}
-        copies = {key: tensor.to(self._device) for key, tensor in apart.items() if key not in plain}
+        plain = {key: tensor for key, tensor in tensors.items() if _is_plain(tensor)}
+        copies = {key: tensor.to(self._device) for key, tensor in tensors.items() if key not in plain}
         sizes = [-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in plain.values()]
         slab = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
         for (key, tensor), part in zip(plain.items(), torch.split_with_sizes(slab, sizes)):
@@ -172,24 +182,40 @@ class StaticBuffers:
     before all that will be. They last as long as the description that they belong to, over epochs and iterators, of which
     only one may run at a time. A copy of the description in another process has none. Nested and sparse tensors are handed on as
     they are, and so are tensors of one dimension once there are too many sizes of them (`cu_seqlens` of packed rows).
+
+    Who keeps batches keeps one tensor many times. A loop, and a graph that was captured, hold a buffer a few times.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[int, torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
+        self._taken = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_buffers": {}}
+        return {"_buffers": {}, "_taken": 0}
 
-    def filled(self, item: Any) -> Any:
-        """A batch in the buffers of its shapes.
+    def filler(self) -> Callable[[Any], Any]:
+        """What puts the batches of one run into the buffers of their shapes.
 
         Raises:
-            ValueError: a tensor is of one shape too many.
+            ValueError: (when called) a tensor is of one shape too many; or another run has filled them since; or many batches
+                are held.
         """
-        places = count()
-        # whatever the caller is in: they are used again outside of it
-        with torch.inference_mode(False), torch.no_grad():
-            return mapped(item, lambda tensor: self._filled(next(places), tensor))
+        last: int | None = None
+
+        def filled(item: Any) -> Any:
+            nonlocal last
+            if last not in (None, self._taken):
+                raise ValueError(
+                    "two loops take these batches in turn, and static_buffers gives both the same tensors. Make the batches of "
+                    "each by its own to_device(static_buffers=True)"
+                )
+            last = self._taken = self._taken + 1
+            places = count()
+            # whatever the caller is in: they are used again outside of it
+            with torch.inference_mode(False), torch.no_grad():
+                return mapped(item, lambda tensor: self._filled(next(places), tensor))
+
+        return filled
 
     def _filled(self, place: int, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_nested or tensor.layout != torch.strided:
@@ -205,6 +231,11 @@ class StaticBuffers:
                     "drop columns that are padded to their own longest), or leave static_buffers out"
                 )
             self._buffers[key] = torch.empty_like(tensor)
+        if sys.getrefcount(self._buffers[key]) > MOST_HELD:
+            raise ValueError(
+                f"static_buffers puts every batch of a shape into the same tensors, and more than {MOST_HELD} of them are held: "
+                "all are the last one. Copy what you keep, or leave static_buffers out"
+            )
         return self._buffers[key].copy_(tensor, non_blocking=True)
 
 
@@ -220,7 +251,7 @@ def copier(device: torch.device, copies: bool = False) -> BlockingCopier | Strea
         raise RuntimeError(
             f"no device {str(device)!r} is to be had: this torch finds no {device.type}; name another, or 'cpu'"
         )
-    return StreamCopier(numbered(device))
+    return StreamCopier(numbered(device), copies)
 
 
 def numbered(device: str | int | torch.device) -> torch.device:

@@ -12,7 +12,7 @@ from transformers import Trainer
 from brimful.core.errors import one_of
 from brimful.integrations.transformers.adapter import Adapter
 from brimful.integrations.transformers.data import TrainerBatch, is_ours
-from brimful.integrations.transformers.loss import Evaluation, num_labels, with_a_label
+from brimful.integrations.transformers.loss import Evaluation, as_integers, real_rows, with_a_label
 
 __all__ = ["trainer_class"]
 
@@ -55,8 +55,10 @@ def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
             transformers works differently.
         ValueError: (when constructed) a setting cannot work: auto_find_batch_size, nn.DataParallel, context or sequence
             parallelism, or a data_collator. Or evaluation data have no end, or num_train_epochs is set for such data.
+            Or static_buffers are given with gradient_accumulation_steps above 1, or in an evaluation.
             (At the first packed batch) its samples see each other in the model. The error has the remedy.
         StateError: (from `train`) a checkpoint has no state, or one of other data.
+        RankError: (from `train`) another process failed as it took its state. The error names it and its error.
     Price: less than a second at the first packed batch. An optimizer step sends 8 bytes to all processes, to count
         labels. Taking the loader's state costs .1 ms a batch, or 40 us a stream. Indexed data are planned twice, as
         integers, before the first batch.
@@ -93,7 +95,7 @@ def _made(base: Any, isolation: str) -> Any:
     if trls != "SFTTrainer":
         raise TypeError(
             f"trainer_class does not serve TRL's {trls}, which makes batches of its own columns and takes none that are made "
-            f"already: of TRL's it serves SFTTrainer. Give {trls} itself samples, data.to_hf()"
+            f"already: of TRL's it serves SFTTrainer. Give {trls} itself samples, a `datasets` data set"
         )
 
     class Adapted(base):  # type: ignore[misc]  # of any class of trainers
@@ -115,6 +117,9 @@ def _made(base: Any, isolation: str) -> Any:
             ours = is_ours(self.train_dataset)
             return self._brimful.train_dataloader() if ours else super().get_train_dataloader()
 
+        def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
+            return self._brimful.ended(super().set_initial_training_values(*args, **kwargs))
+
         def num_examples(self, dataloader: Any) -> int:
             known = self._brimful.num_examples(dataloader)
             return super().num_examples(dataloader) if known is None else known
@@ -129,9 +134,14 @@ def _made(base: Any, isolation: str) -> Any:
             return samples, num_items
 
         def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
-            self._brimful.refuse_skipped(batch_samples)
-            if batch_samples and isinstance(batch_samples[0], TrainerBatch) and self._brimful.means:
-                return None
+            adapter = self._brimful
+            adapter.refuse_skipped(batch_samples)
+            if batch_samples and isinstance(batch_samples[0], TrainerBatch):
+                if adapter.means:
+                    return None
+                if adapter.evaluation is not None:
+                    return adapter.evaluation.count.to(device).clamp(min=1)
+                batch_samples = list(map(as_integers, batch_samples))
             num_items = super()._get_num_items_in_batch(batch_samples, device)
             return num_items.clamp(min=1) if isinstance(num_items, torch.Tensor) else num_items
 
@@ -146,7 +156,8 @@ def _made(base: Any, isolation: str) -> Any:
                 inputs = with_a_label(inputs, self.label_names)
                 if "num_items_in_batch" in kwargs:
                     kwargs["num_items_in_batch"] = torch.tensor(1, device=self.args.device)
-            result = super().compute_loss(model, inputs, *args, **kwargs)
+            with self._brimful.on_real_rows(inputs):
+                result = super().compute_loss(model, inputs, *args, **kwargs)
             return result if share is None else self._brimful.scaled(result, share)
 
         def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
@@ -202,10 +213,10 @@ def _made(base: Any, isolation: str) -> Any:
             evaluation = self._brimful.evaluation
             if evaluation is None:
                 return super().prediction_step(model, inputs, *args, **kwargs)
-            count = num_labels(inputs, self.label_names, self._brimful.shifts)
-            result = super().prediction_step(model, inputs, *args, **kwargs)
-            evaluation.add(result[0], count, inputs.is_filler)
-            return result
+            with self._brimful.predicting(inputs):
+                loss, *others = super().prediction_step(model, inputs, *args, **kwargs)
+            evaluation.add(loss)
+            return loss, *(others if inputs.rows is False else real_rows(others, inputs.rows))
 
     methods = (name for name, one in vars(Adapted).items() if inspect.isfunction(one))
     if missing := [name for name in methods if not hasattr(base, name)]:  # a state would be lost in silence

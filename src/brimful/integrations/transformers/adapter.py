@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -15,10 +15,13 @@ from transformers import Trainer, TrainerCallback
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from brimful.async_loader import innermost
+from brimful.async_loader import has_static_buffers, innermost
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
+from brimful.core.own_keys import WEIGHTS
 from brimful.core.states import merge_states
+from brimful.integrations.copies import refuse_copies
+from brimful.integrations.guard import refuse_static_buffers, told_to_all
 from brimful.integrations.transformers import checkpoint as checkpoint_file
 from brimful.integrations.transformers.data import (
     SKIPPED,
@@ -36,10 +39,11 @@ from brimful.integrations.transformers.data import (
     loader_of,
     refuse_samples,
 )
-from brimful.integrations.transformers.loss import Evaluation, num_labels, shares
+from brimful.integrations.transformers.loss import Evaluation, loss_labels_of, num_labels_of, real_rows, shares
 from brimful.isolation.call import FROM_PACKED, base_model
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
+from brimful.tensors.loss import nothing
 
 DATA: Final = ("train_dataset", "eval_dataset")
 NO_EFFECT: Final[dict[str, int | str]] = {
@@ -66,6 +70,7 @@ class Adapter:
         self.base = base
         self._guard = IsolationGuard(isolation)
         self.share: Share | None = None  # of the batch whose loss is computed
+        self._rows: torch.Tensor | bool = True  # of that batch, those that count
         self.evaluation: Evaluation | None = None  # the one that runs
         self.steps: Steps | None = None  # the data of the run that is going on, or was last
         self._given: dict[str, Any] = {}
@@ -76,6 +81,7 @@ class Adapter:
         self._weighed = False
         self._trained = 0  # batches since the last optimizer step
         self._saved_at: int | None = None
+        self._resumed_at = 0  # the optimizer step of the checkpoint that the run goes on from
 
     def taken_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The constructor's arguments with a stand-in for each of ours; those are put back by `begin`."""
@@ -118,7 +124,10 @@ class Adapter:
         if self._given:
             refuse_settings(trainer, self._data_collator, trains="train_dataset" in self._given)
         if is_ours(trainer.train_dataset):
-            self._data.is_run(self._data.own("train_dataset", trainer.train_dataset))
+            own = self._data.own("train_dataset", trainer.train_dataset)
+            self._data.is_run(own)
+            if (accumulated := trainer.args.gradient_accumulation_steps) > 1 and has_static_buffers(own):
+                refuse_static_buffers(f"Trainer with gradient_accumulation_steps={accumulated}")
         for name, given in _each("eval_dataset", trainer.eval_dataset):
             if is_ours(given):
                 self._data.own(name, given)
@@ -137,12 +146,15 @@ class Adapter:
         if not is_ours(trainer.train_dataset):
             yield resume
             return
-        checkpoint = checkpoint_file.last_complete(trainer.args.output_dir) or True if resume is True else resume
-        saved = checkpoint_file.read(checkpoint) if checkpoint and checkpoint is not True else None
+        with told_to_all(gather_object):
+            checkpoint = checkpoint_file.last_complete(trainer.args.output_dir) or True if resume is True else resume
+            saved = checkpoint_file.read(checkpoint) if checkpoint and checkpoint is not True else None
+        self._resumed_at = 0 if saved is None else saved["global_step"]
         self.steps = self._steps(saved)
-        if saved is not None:
-            self.steps.loader.load_state_dict(saved["loader"])
-            self._say_what_differs(saved)
+        with told_to_all(gather_object):
+            if saved is not None:
+                self.steps.loader.load_state_dict(saved["loader"])
+                self._say_what_differs(saved)
         self._in_train, self._trained = True, 0
         try:
             yield checkpoint
@@ -153,6 +165,12 @@ class Adapter:
     def train_dataloader(self) -> Any:
         """The run's own while it goes on; before and after, one of a run by itself, which moves nothing."""
         return as_dataloader(self.steps if self._in_train and self.steps is not None else self._steps(None, aside=True))
+
+    def ended(self, values: Any) -> Any:
+        """What Trainer works out before a run: its epochs, the steps of one, ..., all steps. A resume at the end has no more
+        epochs: Trainer itself would train a step before it looks at their number."""
+        _, per_epoch, *_, steps = values
+        return (self._resumed_at // per_epoch, *values[1:]) if 0 < steps <= self._resumed_at else values
 
     def refuse_skipped(self, samples: list[Any]) -> None:
         """An error where a batch to train on is a placeholder of one to pass over."""
@@ -167,7 +185,7 @@ class Adapter:
         if not samples or not isinstance(samples[0], TrainerBatch):
             return
         trainer = self.trainer
-        counts = [num_labels(batch, trainer.label_names, self.shifts).to(device) for batch in samples]
+        counts = [self.num_labels(batch).to(device) for batch in samples]
         if not self.means:
             given = [Share(None, not count) for count in counts]
         else:
@@ -180,13 +198,15 @@ class Adapter:
         for batch, share in zip(samples, given, strict=True):
             batch.share = share
 
+    def num_labels(self, batch: TrainerBatch) -> torch.Tensor:
+        """How many labels of a batch count, () int64."""
+        return num_labels_of(batch, self.trainer.label_names, self.shifts)
+
     @property
     def means(self) -> bool:
         """Whether losses come as means over their batches' labels, and are weighed here: transformers' own compute_loss does
         as long as it is told no number of labels. (It tells it any forward with **kwargs, and BERT's, T5's and others'
         ignore it.)"""
-        if self.evaluation is not None:
-            return True
         own = self.base.compute_loss is Trainer.compute_loss and self.trainer.compute_loss_func is None
         return own or self.trainer.loss_is_scaled_for_ga is False
 
@@ -198,6 +218,7 @@ class Adapter:
             RuntimeError: its loss was not weighed, as a class made of this one has methods of its own in the way.
         """
         self.share, self._weighed = getattr(inputs, "share", None), False
+        self._rows = getattr(inputs, "rows", True)
         try:
             yield
             wanted = self.share is None or self.share.scale is not None
@@ -207,18 +228,37 @@ class Adapter:
                     "or get_batch_samples and does not call super(); make the class of Trainer, and trainer_class of that"
                 )
         finally:
-            self.share = None
+            self.share, self._rows = None, True
         self._trained += 1
+
+    @contextmanager
+    def on_real_rows(self, inputs: Mapping[str, Any]) -> Iterator[None]:
+        """A loss of the rows that count: a compute_loss_func gets no others.
+
+        Raises:
+            ValueError: the model computes the loss itself, and would count copies.
+        """
+        trainer, rows, given = self.trainer, self._rows, self.trainer.compute_loss_func
+        if given is None:
+            labels = loss_labels_of(inputs, trainer.label_names, False)
+            refuse_copies(type(base_model(trainer.model)).__name__, labels, rows, WEIGHTS in inputs)
+        elif isinstance(rows, torch.Tensor):
+            trainer.compute_loss_func = lambda outputs, labels, *args, **kwargs: given(
+                real_rows(outputs, rows), real_rows(labels, rows), *args, **kwargs
+            )
+        try:
+            yield
+        finally:
+            trainer.compute_loss_func = given
 
     def scaled(self, result: Any, share: Share) -> Any:
         """What compute_loss returned, weighed."""
         self._weighed = True
-        factor = 0 if share.nothing else share.scale
-        if factor is None:
+        if share.scale is None and not share.nothing:
             return result
         if isinstance(result, tuple):
-            return result[0] * factor, *result[1:]
-        return result * factor
+            return self.scaled(result[0], share), *result[1:]
+        return nothing(result) if share.nothing else result * share.scale
 
     def stepped(self, state: Any) -> None:
         """After an optimizer step: what was handed out for it has been trained on."""
@@ -321,6 +361,19 @@ class Adapter:
             yield
         finally:
             self.evaluation, self.trainer.gather_function = None, self.trainer.accelerator.gather_for_metrics
+
+    @contextmanager
+    def predicting(self, inputs: TrainerBatch) -> Iterator[None]:
+        """A forward of one batch of an evaluation, whose loss is the mean over its labels, not over those of all processes."""
+        assert self.evaluation is not None
+        self.evaluation.begin(inputs, self.num_labels(inputs))
+        args, self._rows = self.trainer.args, inputs.rows
+        of_all = args.average_tokens_across_devices
+        args.average_tokens_across_devices = False  # by which Trainer would scale it
+        try:
+            yield
+        finally:
+            args.average_tokens_across_devices, self._rows = of_all, True
 
     def loader_of(self, dataloader: Any) -> Loader | None:
         """The loader that an evaluation reads; None where it is another's."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice, repeat
 from typing import Any, Final, NamedTuple, TypeGuard
 
@@ -13,11 +14,13 @@ import torch
 from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
 
-from brimful.async_loader import AsyncLoader, innermost
+from brimful.async_loader import AsyncLoader, has_static_buffers, innermost
 from brimful.batches import Batches
 from brimful.core.errors import logger
+from brimful.core.own_keys import rows_that_count
 from brimful.core.stage import running
 from brimful.dataset import Dataset
+from brimful.integrations.guard import refuse_static_buffers
 from brimful.isolation.guard import packed_segments
 from brimful.loader import Loader
 
@@ -40,8 +43,8 @@ class Share(NamedTuple):
 class TrainerBatch(dict[str, Any]):
     """A batch with the keys that the model takes, and beside it what the trainer must know and the model must not."""
 
-    is_filler: bool = False
-    segments: torch.Tensor | None = None  # which slot is whose, where several samples lie in a row
+    rows: torch.Tensor | bool = True  # which count: see `rows_that_count`
+    segments: Callable[[], torch.Tensor | None]  # says which slot is whose, where several samples lie in a row
     share: Share | None = None
 
 
@@ -168,6 +171,8 @@ def refuse_evaluation(name: str, given: Batches | Loader | AsyncLoader, is_train
         raise ValueError(
             f"{name} is the loader of train_dataset, and an evaluation would move it: give it one of its own, batches.loader()"
         )
+    if has_static_buffers(given):  # the labels of all batches are kept
+        refuse_static_buffers(f"an evaluation of {name}")
     if steps_set(given) is not None:
         raise ValueError(
             f"{name} has steps_per_epoch={steps_set(given)}, so that each evaluation would see other batches: give it "
@@ -274,8 +279,8 @@ class ModelInputs:
                 "collate_fn return a dict"
             )
         made = TrainerBatch((key, batch[key]) for key in keys)
-        made.is_filler = bool(batch.get("is_filler", False))
-        made.segments = packed_segments(batch)
+        made.rows = rows_that_count(batch)
+        made.segments = partial(packed_segments, batch)
         return made
 
 
