@@ -2703,8 +2703,8 @@ MUTANTS = [
     Mutant(
         "a leak is an error the first time alone",
         "isolation/guard.py",
-        "        refuse_leaks(model, call)\n        self.on = False\n",
-        "        self.on = False\n        refuse_leaks(model, call)\n",
+        "            self.on = True\n            raise\n",
+        "            raise\n",
         of("isolation/test_guard", "test_a_trainer_refuses_what_leaks_and_takes_what_is_mended"),
     ),
     Mutant(

@@ -34,7 +34,10 @@ FIRST: Final = int.from_bytes(os.urandom(4)) if SOAK else 0
 FIRST_TOKEN: Final = 10
 """Tokens from here on are in one place of one row alone; those below are padding, BOS and EOS."""
 OF_A_STEP: Final = ("weight", "is_filler", "ends_step", "num_items_in_batch", "num_items_on_rank")
-OF_A_PACK: Final = ("max_seqlen", "max_length_q", "max_length_k", "use_cache", "sample_numbers", "seq_idx")
+BOUNDS: Final = {"cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"}
+OF_A_PACK: Final = (
+    *("max_seqlen", "max_length_q", "max_length_k", "use_cache", "sample_numbers", "seq_idx", "column_kinds"),
+)
 
 
 # -- functions of a user's -----------------------------------------------------------------------------------------------
@@ -604,6 +607,11 @@ class Expected:
             )
             assert theirs["use_cache"] is False
             assert len(theirs["sample_numbers"]) == len(theirs["lengths"])
+            slots = {"input_ids", "position_ids", "segment_ids", "seq_idx", *TOKEN_COLUMNS} & theirs.keys()
+            assert {name for name, kind in theirs["column_kinds"].items() if kind == "slots"} == slots
+            pieces = {name for name, kind in theirs["column_kinds"].items() if kind == "pieces"}
+            assert all(len(theirs[name]) == len(theirs["lengths"]) for name in pieces)
+            assert {name for name, one in theirs.items() if isinstance(one, list)} - slots - pieces == BOUNDS
             assert batch["cu_seqlens"].dtype == batch["seq_idx"].dtype == torch.int32
             for numbers, ids in zip(theirs["seq_idx"], theirs["segment_ids"], strict=True):
                 known: dict[int, int] = {}  # segments of a row by number, from 0 on; what is padded is one of its own

@@ -304,3 +304,13 @@ def test_a_mask_that_hides_first_tokens_is_no_padding_on_the_left() -> None:
     batch = {"x": torch.tensor([[5, 6, 7], [8, 0, 0]]), "attention_mask": torch.tensor([[0, 1, 1], [0, 0, 0]])}
     found = Collection.from_padded(batch, {"x": "seq"}, {"seq": [3, 1]}).ungroup()
     assert [sample["x"].tolist() for sample in found] == [[5, 6, 7], [8]]
+
+
+@pytest.mark.parametrize("policy", [4, bf.StaticShapes([8], 32)], ids=["batches", "static shapes"])
+def test_what_brimful_adds_to_a_batch_of_ranks_and_steps_is_not_passed_to_the_model(policy: Any) -> None:
+    for name, number in (("labels", "num_items_in_batch"), ("shift_labels", "num_items_on_rank")):
+        data = bf.from_sequence([{"input_ids": [1 + n] * (1 + n % 7), name: [1] * (1 + n % 7)} for n in range(16)])
+        for batch in data.batch(policy, window=16, micro_batches=2).shard(0, 2):
+            assert number in batch
+            found = group_apply(lambda input_ids, attention_mask: input_ids * attention_mask, batch, 2)
+            assert found.equal(batch["input_ids"])

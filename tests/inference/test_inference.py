@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from collections import UserDict
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -26,12 +27,18 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful import map_batches_in_order
 from brimful.core.errors import DataError, StateError
+from brimful.inference import open_window
 from brimful.memory import SimulatedOOM
+from tests.disks import CONTINUE, small_disk
 from tests.effort import examples
+from tests.inference import spelling_child
+from tests.inference.spelling_child import TEXTS
+from tests.oom import generating_child
 from tests.shards import write
 from tests.store.stores import rows_of
 
-TEXTS = ["x" * (number * 7 % 23) + str(number) for number in range(100)]
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.oom.generating_child", "tests.inference.spelling_child"])
 
 
 def spelled(batch: dict[str, Any]) -> list[str]:
@@ -474,13 +481,9 @@ def test_it_runs_ahead_by_a_window_at_most() -> None:
 
 
 def test_a_model_that_generates_and_is_killed_twice_ends_with_the_output_of_an_unbroken_run(tmp_path: Path) -> None:
-    from tests.oom import generating_child
-
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["tests.oom.generating_child"])
     draw, folder = random.Random(2), tmp_path / "out"
     for kill in range(2):
-        child = processes.Process(target=generating_child.run_and_be_killed, args=(str(folder), 0.01))
+        child = PROCESSES.Process(target=generating_child.run_and_be_killed, args=(str(folder), 0.01))
         child.start()
         deadline = time.monotonic() + 60
         while len(list(folder.glob("*.jsonl"))) < 3 * (kill + 1):
@@ -557,22 +560,25 @@ def test_a_damaged_file_of_results_is_named_and_nothing_is_lost_in_silence(tmp_p
     run()
     path = next(folder.glob("00001.*"))
     content = path.read_bytes()
-    if name == "out":
-        path.write_bytes(content.partition(b"\n")[2])
+    edited = content.replace(b"X", b"Y", 1)
+    for damaged in (content.partition(b"\n")[2], content[:-1], edited, (folder / f"00000{path.suffix}").read_bytes()):
+        path.write_bytes(damaged)
         with pytest.raises(
-            DataError, match=r"00001.jsonl holds 29 results, and had 30 when it was written; put it back"
+            DataError, match=r"00001\.\w+ is not as it was written: it has [\d,]+ bytes with the .*; put it back"
         ):
             run()
-        path.write_bytes(content[:-1])
-        assert len(run()) == 100, "only the last end of a line is gone"
-    else:
-        pq.write_table(pq.read_table(path).slice(1), path)
-        with pytest.raises(DataError, match=r"00001.parquet holds 29 results, and had 30"):
-            run()
-    path.write_bytes(content[:-3])
-    with pytest.raises(DataError, match=r"00001.* is damaged \(.*\); put it back, or remove"):
-        run()
     path.write_bytes(content)
+    sums = folder / "_checksums"
+    lines = sums.read_bytes()
+    for damaged in (lines[:-3], lines[9:], lines.replace(b"00000.", b"00002."), b""):
+        sums.write_bytes(damaged)
+        with pytest.raises(
+            DataError, match=r"_checksums is missing or damaged: it has \d lines with the checksum .*; put it back"
+        ):
+            run()
+    sums.write_bytes(lines + lines[:20])  # as a run leaves it that was killed before it wrote its journal
+    assert len(run()) == 100
+    sums.write_bytes(lines)
     journal = folder / "_progress.json"
     saved = json.loads(journal.read_text())
     assert saved["runs"] == [[30, 2], [40, 1]]
@@ -580,6 +586,7 @@ def test_a_damaged_file_of_results_is_named_and_nothing_is_lost_in_silence(tmp_p
         *({"windows": value} for value in ("a", 1.5, -1, None, True, 4)),
         *({"digest": value} for value in (None, "a", -1)),
         *({"runs": value} for value in (None, [[30, 3, 1]], [[0, 3]], 3)),
+        *({"checksums": value} for value in (None, "a", -1)),
         {"before": 3},
     ):
         journal.write_text(json.dumps(saved | damage))
@@ -588,6 +595,213 @@ def test_a_damaged_file_of_results_is_named_and_nothing_is_lost_in_silence(tmp_p
     journal.write_text("[" * 100_000)
     with pytest.raises(DataError, match=r"_progress.json is damaged"):
         run()
+
+
+@pytest.mark.parametrize("written", [0.0, 1e9], ids=["after each batch", "at the end alone"])
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_a_full_disk_is_named_and_the_same_call_goes_on(
+    tmp_path: Path, name: str, written: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_window, "SECONDS", written)
+    asked: list[str] = []
+
+    def long(batch: dict[str, Any]) -> list[str]:
+        asked.extend(batch["text"])
+        return [random.Random(text).randbytes(500).hex() for text in batch["text"]]
+
+    with small_disk(tmp_path / "disk", 256) as disk:
+        filler = disk / "filler"
+        filler.write_bytes(bytes(160 << 10))
+
+        def run() -> Any:
+            return map_batches_in_order(long, TEXTS, 4, output=disk / name, window=30)
+
+        with pytest.raises(OSError, match=rf"\[Errno 28\] .*: '.*/(0000\d\.\w+|_open_window)'\n{CONTINUE}"):
+            run()
+        assert not [*(disk / name).glob("*.part")]
+        done = json.loads((disk / name / "_progress.json").read_text())["windows"]
+        first = len(asked)
+        assert done < 3
+        filler.unlink()
+        assert bare(run()) == [random.Random(text).randbytes(500).hex() for text in TEXTS]
+        assert len(asked) - first <= 100 - 30 * done, "of windows that are done nothing is asked again"
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_a_file_that_changes_after_it_was_opened_is_not_given(tmp_path: Path, name: str) -> None:
+    found = map_batches_in_order(spelled, TEXTS, 4, output=tmp_path / name, window=30)
+    assert found[99] == {"result": TEXTS[99].upper()}
+    first, second = sorted((tmp_path / name).glob("0000[01].*"))
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    assert found[98] == {"result": TEXTS[98].upper()}, "of a file that stayed"
+    for row in (0, 31):
+        with pytest.raises(DataError, match=r"0000[01]\.\w+ is not as it was written"):
+            found[row]
+    (tmp_path / name / "_checksums").unlink()
+    with pytest.raises(DataError, match="_checksums is missing or damaged"):
+        map_batches_in_order(spelled, TEXTS, 4, output=tmp_path / name, window=30)
+
+
+@pytest.mark.parametrize("written", [0.0, 1e9], ids=["after each batch", "at the end alone"])
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+@pytest.mark.parametrize("window", [100, "auto", 30])
+def test_a_run_that_stops_loses_the_batch_at_work_alone(
+    tmp_path: Path, name: str, window: Any, written: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_window, "SECONDS", written)
+    fn = Stopping()
+
+    def run() -> Any:
+        return map_batches_in_order(fn, TEXTS, bf.TokenBudget(60), output=tmp_path / name, window=window)
+
+    for stop in (1, 2, 40, 41, 70):
+        fn.stop = stop
+        with pytest.raises(Interrupted):
+            run()
+    fn.stop = None
+    assert bare(run()) == [text.upper() for text in TEXTS]
+    assert sorted(fn.asked) == sorted(TEXTS), "each once: a batch that stops has not begun"
+    assert not (tmp_path / name / "_open_window").exists()
+
+
+def kept(folder: Path, batches: int) -> list[str]:
+    """A run of one window that is killed after so many batches: what was asked."""
+    fn = Stopping()
+    fn.stop = batches * 4
+    with pytest.raises(Interrupted):
+        map_batches_in_order(fn, TEXTS, 4, output=folder, window=100)
+    return fn.asked
+
+
+def test_a_record_that_was_being_written_is_left_out_and_the_others_count(tmp_path: Path) -> None:
+    asked = kept(tmp_path / "whole", 5)
+    content = (tmp_path / "whole" / "_open_window").read_bytes()
+    lost = []
+    for size in np.linspace(0, len(content) - 1, 25).astype(int).tolist():
+        folder = Path(shutil.copytree(tmp_path / "whole", tmp_path / str(size)))
+        (folder / "_open_window").write_bytes(content[:size])
+        fn = Stopping()
+        assert bare(map_batches_in_order(fn, TEXTS, 4, output=folder, window=100)) == [text.upper() for text in TEXTS]
+        lost.append(len(asked) + len(fn.asked) - 100)
+    assert set(lost) == {20, 16, 12, 8, 4}
+    assert sorted(lost, reverse=True) == lost
+
+
+def test_records_that_were_edited_or_are_of_another_window_are_left_out_and_those_of_other_data_refused(
+    tmp_path: Path,
+) -> None:
+    for number, (old, new) in enumerate(
+        ((b"XX", b"XY"), (b'"window": 0', b'"window": 1'), (b'"numbers": [', b'"numbers": [1'))
+    ):
+        folder = tmp_path / str(number)
+        kept(folder, 5)
+        path = folder / "_open_window"
+        path.write_bytes(path.read_bytes().replace(old, new, 1))
+        fn = Stopping()
+        assert bare(map_batches_in_order(fn, TEXTS, 4, output=folder, window=100)) == [text.upper() for text in TEXTS]
+        assert len(fn.asked) > 80
+    folder = tmp_path / "iterable"
+    with pytest.raises(Interrupted):
+        map_batches_in_order(stopping(), Texts(TEXTS), 4, output=folder, window=100)
+    other = [text.replace("x", "y") for text in TEXTS]
+    with pytest.raises(
+        StateError, match=r"are of other data: a batch of window 0 had 4 samples with the digest \w{8}, and has 4"
+    ):
+        map_batches_in_order(stopping(), Texts(other), 4, output=folder, window=100)
+
+
+def stopping() -> Stopping:
+    fn = Stopping()
+    fn.stop = 40
+    return fn
+
+
+def test_what_cannot_be_written_by_itself_is_no_error_before_its_window_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_window, "SECONDS", 0.0)
+
+    def some(batch: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{} if "5" in text else {"a": len(text)} for text in batch["text"]]
+
+    found = map_batches_in_order(some, TEXTS, 1, output=tmp_path / "out.parquet", window=100)
+    assert list(found) == [{"a": None if "5" in text else len(text)} for text in TEXTS]
+
+
+def test_a_process_that_is_killed_loses_the_batch_at_work_alone(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    for most in (19, 40, 80, 1_000):
+        arguments = str(tmp_path / "out"), str(asked), most
+        child = PROCESSES.Process(target=spelling_child.run_and_be_killed, args=arguments)
+        child.start()
+        child.join(120)
+        assert child.exitcode == (-signal.SIGKILL if most < 1_000 else 0)
+    assert lines(tmp_path / "out") == [text.upper() for text in TEXTS]
+    assert len(asked.read_text().splitlines()) == 100 + 3 * 4, "three batches were asked for twice"
+
+
+class Named(NamedTuple):
+    row: Any
+    name: str
+
+
+FORMS: dict[str, Any] = {
+    "a tensor": lambda rows: rows,
+    "an array": lambda rows: rows.numpy(),
+    "tensors": list,
+    "arrays": lambda rows: list(rows.numpy()),
+    "dicts": lambda rows: [{"row": row, "name": "a"} for row in rows],
+    "dicts in dicts": lambda rows: [{"row": {"inside": row.numpy()}} for row in rows],
+    "tuples": lambda rows: [(row, 1) for row in rows],
+    "lists": lambda rows: [[row, row] for row in rows],
+    "named tuples": lambda rows: [Named(row, "a") for row in rows],
+    "mappings": lambda rows: [UserDict(row=row) for row in rows],
+}
+
+
+@pytest.mark.parametrize(("name", "splits"), [*((name, False) for name in FORMS), ("a tensor", True), ("dicts", True)])
+def test_results_keep_no_memory_of_what_they_were_cut_from(name: str, splits: bool) -> None:
+    form = FORMS[name]
+    device = SimulatedOOM(10 if splits else 100)
+
+    def last(batch: dict[str, Any]) -> Any:
+        count = len(device(torch.zeros(len(batch["text"]), 1)))
+        outputs = torch.arange(count * 500.0 * 40).reshape(count, 500, 40)
+        return form(outputs[:, -1, :5])
+
+    found = list(map_batches_in_order(last, TEXTS[:64], bf.FixedSize(16)))
+    assert len(found) == 64
+    for one in found:
+        for leaf in leaves(one):
+            assert leaf.shape == (5,)
+            if isinstance(leaf, np.ndarray):
+                assert leaf.base is None
+            else:
+                assert leaf.untyped_storage().nbytes() == 5 * 4
+    whole = form(torch.zeros(1, 5))
+    assert {type(one) for one in found} == {type(next(iter(whole)))}
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return [value]
+    if isinstance(value, dict | UserDict):
+        value = list(value.values())
+    return [leaf for one in value for leaf in leaves(one)] if isinstance(value, list | tuple) else []
+
+
+def test_what_is_no_view_is_handed_on_as_it_is() -> None:
+    made: list[Any] = []
+
+    def apart(batch: dict[str, Any]) -> list[Any]:
+        rows = [{"a": torch.ones(3), "b": [1.0] * 3, "c": (np.ones(2), None)} for _ in batch["text"]]
+        made.extend(rows)
+        return rows
+
+    found = list(map_batches_in_order(apart, TEXTS, bf.FixedSize(16)))
+    assert {id(one) for one in found} == {id(one) for one in made}
 
 
 def test_what_fn_returns_and_json_cannot_hold_is_said_in_words(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_a_call_is_checked_however_it_is_written(written: str, caplog: pytest.Lo
 
 def test_where_nobody_can_say_it_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     def picky(batch: Any) -> None:
-        assert batch["input_ids"].shape == (1, 32)
+        assert batch["input_ids"].shape == (2, 32)
 
     class Huge(nn.Module):
         def __init__(self) -> None:
@@ -253,7 +253,7 @@ def test_where_nobody_can_say_it_is_a_warning(caplog: pytest.LogCaptureFixture) 
             return input_ids
 
     with caplog.at_level(logging.WARNING, "brimful"):
-        bf.warm_up(picky, packed())
+        bf.warm_up(picky, packed(rows=2))
         bf.warm_up(lambda batch: Huge()(batch["input_ids"]), packed())
         bf.warm_up(lambda batch: Huge()((batch["input_ids"],)), packed())
     first, second, third = (record.getMessage() for record in caplog.records)

@@ -218,6 +218,184 @@ def test_half_precision_and_float32_have_tolerances_of_their_own() -> None:
     assert not isolation_report(Picky()).isolated
 
 
+LEAST = torch.finfo(torch.float64).min
+MASKS: dict[str, Any] = {
+    "-1e9": lambda x, at: x.masked_fill(at, -1e9),
+    "the least float32": lambda x, at: x.masked_fill(at, torch.finfo(torch.float32).min),
+    "the least float64": lambda x, at: x.masked_fill(at, LEAST if x.dtype == torch.float64 else 0),
+    "infinite": lambda x, at: x.masked_fill(at, -torch.inf),
+    "-1e9 more": lambda x, at: x - 1e9 * at,
+    "-1e9 in most slots": lambda x, at: x.masked_fill(at & (x[..., :1] > -0.2), -1e9),
+}
+
+
+@pytest.mark.parametrize("columns", [3, WORDS - 4])
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_leak_is_seen_beside_logits_that_are_masked(mask: str, columns: int) -> None:
+    class Masked(nn.Module):
+        def __init__(self, leak: str) -> None:
+            super().__init__()
+            self.inner = toy("decoder", leak)
+
+        def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, segment_ids: torch.Tensor) -> Any:
+            logits = self.inner(input_ids, position_ids, segment_ids)["logits"]
+            return MASKS[mask](logits, torch.arange(WORDS) >= WORDS - columns)
+
+    assert_isolated(Masked(""))
+    found = isolation_report(Masked("attention")).leaks["packed"]
+    assert found is not None
+    assert (found.layer, found.test) == ("inner.blocks.1.attention", "changed")
+    model = Masked("attention")
+    with pytest.raises(ValueError, match=r"in Masked samples see each other at inner\.blocks\.1\.attention"):
+        bf.warm_up(
+            lambda batch: model(*(batch[name] for name in ("input_ids", "position_ids", "segment_ids"))),
+            bf.from_sequence([{"input_ids": [6 + n] * (2 + n % 5)} for n in range(9)]).pack(32),
+        )
+
+
+class Words(nn.Module):
+    """A value for each token, by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        return self.head(self.words(input_ids))
+
+
+def test_what_is_not_finite_and_differs_is_a_leak() -> None:
+    class Seen(Words):
+        """The words that are in the row are masked: an infinite logit, and no other value, is another one."""
+
+        def forward(self, input_ids: torch.Tensor) -> Any:
+            there = nn.functional.one_hot(input_ids, WORDS).amax(1, keepdim=True) > 0
+            return (self.words(input_ids) @ self.words.weight.detach().T).masked_fill(there, -torch.inf)
+
+    found = isolation_report(Seen(), batch_of([9, 14, 3, 10])).leaks["batch"]
+    assert found is not None
+    assert (found.test, found.difference) == ("changed", float("inf"))
+
+
+def test_a_leak_into_a_feature_that_is_small_is_seen() -> None:
+    class Small(Words):
+        def __init__(self, sees: float) -> None:
+            super().__init__()
+            self.sees = sees
+
+        def forward(self, input_ids: torch.Tensor) -> Any:
+            x = super().forward(input_ids)
+            return torch.cat((x[..., 1:], (x[..., :1] + self.sees * x[..., :1].mean(1, keepdim=True)) * 1e-3), -1)
+
+    assert isolation_report(Small(0)).isolated
+    assert not isolation_report(Small(1e-4)).isolated
+
+
+@pytest.mark.parametrize(("sample", "others"), [(5, 4), (4, 5), (3, 2), (8, 7), (2, 8)])
+def test_each_of_eight_samples_of_a_row_is_tried(sample: int, others: int) -> None:
+    class OneSeesAnother(Words):
+        """A little less than what may lie between a sample in its row and alone."""
+
+        def forward(self, input_ids: torch.Tensor, segment_ids: torch.Tensor) -> Any:
+            x = super().forward(input_ids)
+            seen = (x * (segment_ids == others)[..., None]).mean(1, keepdim=True)
+            return x + 1e-4 * seen * (segment_ids == sample)[..., None]
+
+    for batch in (None, batch_of([5, 4, 5, 3, 6, 4, 5, 4, 2])):
+        leaks = isolation_report(OneSeesAnother(), batch).leaks
+        found = next(iter(leaks.values()))
+        assert found is not None
+        assert found.test == "changed"
+
+
+class PerSample(Words):
+    """A value for each sample of a packed row, the mean of its tokens, or of the whole row; and one for each of its experts."""
+
+    def __init__(self, leaks: bool, experts: int) -> None:
+        super().__init__()
+        self.leaks, self.pool, self.experts = leaks, nn.Linear(WIDTH, 5), experts
+
+    def forward(self, input_ids: torch.Tensor, segment_ids: torch.Tensor) -> Any:
+        x, ids = super().forward(input_ids), segment_ids
+        own = [(row, ids[row] == number) for row in range(len(ids)) for number in ids[row].unique() if number]
+        pooled = torch.stack([(x[row] if self.leaks else x[row, at]).mean(0) for row, at in own])
+        return {"hidden": x, "pooled": self.pool(pooled), "load": torch.ones(self.experts) * x.mean()}
+
+
+def test_what_a_model_gives_for_each_sample_is_tried_too() -> None:
+    for batch, samples in ((None, 11), (batch_of([9, 14, 3, 10, 8], 60), 5)):
+        for leaks in (False, True):
+            report = isolation_report(PerSample(leaks, experts=samples), batch)
+            found = next(iter(report.leaks.values()))
+            assert report.isolated == (not leaks)
+            assert not leaks or (found is not None and (found.layer, found.test) == ("", "changed"))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_columns_of_samples_are_cut_with_them(rows: int) -> None:
+    class Marked(Words):
+        """To each token something of its own sample is added, which a column with a row a sample says."""
+
+        def forward(self, batch: Any) -> Any:  # type: ignore[override]
+            x, ids, which = super().forward(batch["input_ids"]), batch["segment_ids"], 0
+            for row in range(len(ids)):
+                for number in ids[row].unique()[ids[row].unique() > 0]:
+                    x[row] = x[row] + (ids[row] == number)[:, None] * batch["mark"][which].mean() + batch["one"][which]
+                    which += 1
+            return x
+
+    samples = [{"input_ids": [1 + n] * (7 + n), "mark": [n + 0.5] * 12, "one": 0 * n} for n in range(3)]
+    batch = next(iter(bf.from_sequence(samples).pack(12, rows=rows, shuffle_batches=False)))
+    assert_isolated(Marked(), batch)
+    bf.warm_up(Marked(), bf.from_sequence(samples).pack(30, rows=rows))
+
+
+class Classifier(Words):
+    """A value for each row of a padded batch: the mean of its real tokens, of all, or less that of all rows."""
+
+    def __init__(self, pools: str) -> None:
+        super().__init__()
+        self.pools, self.out = pools, nn.Linear(WIDTH, 3)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> Any:
+        mask = torch.ones_like(attention_mask) if self.pools == "padding" else attention_mask
+        pooled = (super().forward(input_ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        logits = self.out(pooled - pooled.mean(0) if self.pools == "batch" else pooled)
+        loss = nn.functional.cross_entropy(logits, labels)
+        return {"loss": loss, "logits": logits}
+
+
+def test_a_model_of_one_value_a_row_is_tried_on_padded_batches() -> None:
+    rows = [{"input_ids": [1 + n, 2, 3 + n][: 1 + n % 3] * 2, "labels": n % 3} for n in range(5)]
+    batch = next(iter(bf.from_sequence(rows).batch(5)))
+    assert_isolated(Classifier(""), batch)
+    for pools, test in (("padding", "padding"), ("batch", "changed")):
+        found = isolation_report(Classifier(pools), batch).leaks["batch"]
+        assert found is not None
+        assert found.test == test
+
+
+def test_what_goes_through_labels_alone_is_tried() -> None:
+    class ReadsLabels(Words):
+        """As one that makes its decoder's inputs of the labels does."""
+
+        def __init__(self, leaks: bool) -> None:
+            super().__init__()
+            self.leaks = leaks
+
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, segment_ids: torch.Tensor) -> Any:
+            x = self.words(labels.clamp(min=0))
+            before = nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+            same = nn.functional.pad(segment_ids, (1, 0))[:, :-1] == segment_ids
+            return super().forward(input_ids) + (before if self.leaks else before * same[..., None])
+
+    for batch in (None, batch_of([9, 14, 3, 10])):
+        assert isolation_report(ReadsLabels(False), batch).isolated
+        found = next(iter(isolation_report(ReadsLabels(True), batch).leaks.values()))
+        assert found is not None
+        assert found.test == "changed"
+
+
 class Inside(nn.Module):
     """A toy that is called in another way."""
 
@@ -325,8 +503,16 @@ def test_what_cannot_be_tried_is_said() -> None:
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
             return self.words(input_ids).cumsum(1) / 0
 
-    with pytest.raises(ValueError, match=r"Pools gives nothing for each token of a batch \(2, \d+\)"):
-        assert_isolated(Pools())
+    class PoolsRows(Pools):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.words(input_ids).mean(1)
+
+    for kind in (Pools, PoolsRows):
+        with pytest.raises(
+            ValueError,
+            match=rf"{kind.__name__} gives nothing for each token of a batch \(2, \d+\), and nothing for each of its \d+ samples",
+        ):
+            assert_isolated(kind())
     with pytest.raises(
         ValueError, match="Toy has parameters on the meta device, so nothing can be computed; load them"
     ):

@@ -27,22 +27,27 @@ def said(fn: Callable[[], Any]) -> str:
 
 
 def ddp(rank: int) -> dict[str, Any]:
-    """Rank 1 is out of memory and splits, rank 0 does not; gradients are reduced once."""
+    """Rank 1 is out of memory and splits, rank 0 does not; gradients are reduced once. The model is wrapped late."""
     torch.manual_seed(0)
     model = nn.Linear(2, 1, bias=False).double()
-    wrapped = DistributedDataParallel(model)
-    device = SimulatedOOM(1 << 20 if rank == 0 else 4)
+    wrapped: nn.Module = model
+    device = SimulatedOOM(1 << 20)
 
     def step(batch: dict[str, torch.Tensor], scale: float) -> None:
         (wrapped(device(batch["x"])).square().mean() * scale).backward()
 
     guard = oom_guard(step, parameters=model.parameters(), distributed="ddp")
     batch = {"x": torch.arange(8.0, dtype=torch.float64).reshape(4, 2) + rank}
+    guard(batch)
+    model.zero_grad()
+    device.limit = 1 << 20 if rank == 0 else 4
+    wrapped = DistributedDataParallel(model)
     synced = said(lambda: guard(batch))
     with wrapped.no_sync():
         guard(batch)
     dist.all_reduce(model.weight.grad)
-    return {"synced": synced, "gradient": model.weight.grad.tolist(), "ooms": guard.stats.ooms}
+    counted = said(lambda: guard({**batch, "labels": torch.ones(4), "num_items_on_rank": 8}))
+    return {"synced": synced, "gradient": model.weight.grad.tolist(), "ooms": guard.stats.ooms, "counted": counted}
 
 
 def fsdp(rank: int) -> dict[str, Any]:

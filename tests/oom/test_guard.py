@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import logging
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 import brimful as bf
 from brimful.core.errors import StateError
 from brimful.memory import OomGuard, SimulatedOOM, oom_guard, oom_safe
+from brimful.oom.modules import Buffers, modules_of_process
 from brimful.oom.parts import divisible
 
 VOCABULARY, WIDTH = 11, 6
@@ -136,6 +138,16 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Tagger, Any], Tensor], Any]]
     ),
     "by samples": (lambda: {k: v for k, v in padded_batch().items() if k != "labels"}, by_samples, "auto"),
     "a sum": (lambda: padded_batch() | {"num_items_in_batch": torch.tensor(50)}, as_a_sum, "sum"),
+    **{
+        f"{loss.__name__} beside {name}": (lambda name=name: padded_batch() | {name: torch.tensor(50)}, loss, "auto")
+        for name in ("num_items_in_batch", "num_items_on_rank")
+        for loss in (as_a_sum, by_tokens)
+    },
+    "a sum of a batch in another": (
+        lambda: (padded_batch() | {"num_items_on_rank": torch.tensor(50)}, torch.zeros(13)),
+        lambda model, batch: as_a_sum(model, batch[0]),
+        "auto",
+    ),
     "by a function": (padded_batch, by_tokens, lambda part: int((part["labels"] != -100).sum())),
     "a packed row": (lambda: packed_batch(1), packed, "auto"),
     "packed rows": (lambda: packed_batch(3), packed, "auto"),
@@ -153,9 +165,9 @@ class Pair(NamedTuple):
     ids: Any
 
 
-def slots(batch: dict[str, Any]) -> Tensor:
+def slots(batch: Any) -> Tensor:
     """A tensor whose first two sizes are what memory is needed for: (rows, length), of nested batches (1, tokens)."""
-    ids = batch["input_ids"]
+    ids = (batch[0] if isinstance(batch, tuple) else batch)["input_ids"]
     return ids.values()[None] if ids.is_nested else ids
 
 
@@ -600,8 +612,6 @@ def test_a_batch_by_whose_labels_nobody_can_tell_what_a_part_weighs_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     guard = oom_guard(lambda batch, scale: 1.0, parameters=[])
-    with pytest.raises(ValueError, match=r"the batch has num_items_in_batch, .*weigh='sum'"):
-        guard(padded_batch() | {"num_items_in_batch": torch.tensor(3)})
     with pytest.raises(ValueError, match="weigh='tokens' counts labels, and the batch has none by the name"):
         oom_guard(lambda batch, scale: 1.0, weigh="tokens")({"x": torch.zeros(2)})
     batch = padded_batch()
@@ -723,19 +733,149 @@ def test_an_oom_that_is_survived_is_said_once(caplog: pytest.LogCaptureFixture) 
     assert "the guard counts each one in `.stats.ooms`): simulated: out of memory" in caplog.text
 
 
-def test_the_gradients_are_those_of_a_batch_that_is_filled_up_to_a_static_shape() -> None:
+@pytest.mark.parametrize("form", ["as it is", "in a tuple", "lists"])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        None,
+        [0.5, 1.5, 2.5],
+        [1, 0, 1],
+        [True, False, True],
+        [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]],
+        [[1, 0], [0, 1], [1, 1]],
+    ],
+    ids=["none", "floats", "integers", "bools", "multi-hot", "multi-hot integers"],
+)
+def test_the_gradients_are_those_of_a_batch_that_is_filled_up_to_a_static_shape(labels: Any, form: str) -> None:
     rows = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}]
-    (batch,) = bf.from_sequence(rows).batch(bf.StaticShapes([4], 16))
+    for row, label in zip(rows, labels or ()):
+        row["labels"] = label
+    (batch,) = bf.from_sequence(rows).batch(bf.StaticShapes([4], 16), token_columns=[])
+    if labels is not None:  # as a collate_fn makes them, without a mark in the copy
+        batch["labels"] = torch.tensor([*labels, labels[0]])
+    if form == "lists":
+        batch |= {name: batch[name].tolist() for name in ("labels", "sample_weights") if name in batch}
 
-    def weighted(model: Tagger, given: dict[str, Any]) -> Tensor:
-        weights = given["sample_weights"].double()
+    def weighted(model: Tagger, given: Any) -> Tensor:
+        given = given[0] if form == "in a tuple" else given
+        weights = torch.as_tensor(given["sample_weights"]).double()
         return (model(given["input_ids"], causal(given)).square().mean((1, 2)) * weights).sum() / weights.sum()
 
     whole, split = Run(weighted, 1 << 40, "forward"), Run(weighted, 8, "forward")
-    whole.guard(batch)
-    split.guard(batch)
+    for run in (whole, split):
+        run.guard((batch,) if form == "in a tuple" else batch)
     assert split.guard.stats.ooms == 1
     assert_same(split.gradients(), whole.gradients())
+    assert len(split.seen) == 3, "two parts, and the zero at the front"
+
+
+class Counting(nn.Module):
+    """A layer with statistics, with buffers that each call replaces, and with a large one that some calls change."""
+
+    def __init__(self, large: bool = False) -> None:
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(2, affine=False), nn.Linear(2, 1)
+        self.large = large
+        self.register_buffer("last", torch.zeros(1))
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("none", None)
+        self.register_buffer("book", torch.zeros(1 << 19))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.detach()[:1]
+        self.calls += 1
+        if self.large:
+            self.book[0] += len(x)
+        return self.out(self.norm(x))
+
+
+def guarded(model: Callable[[Tensor], Tensor], limit: int, **options: Any) -> OomGuard:
+    device = SimulatedOOM(limit)
+
+    def step(batch: dict[str, Tensor], scale: float) -> None:
+        out = model(batch["x"])
+        device(batch["x"])
+        (out.mean() * scale).backward()
+
+    return oom_guard(step, parameters=[], **options)
+
+
+def buffers(model: nn.Module) -> dict[str, list[Any]]:
+    return {name: one.tolist() for name, one in model.named_buffers()}
+
+
+X = torch.arange(16.0).reshape(8, 2)
+
+
+@pytest.mark.parametrize("made", ["before", "after the first call", "as a copy in another", "of no parameters"])
+def test_buffers_that_a_failed_step_changed_are_as_if_it_had_not_been(made: str) -> None:
+    model, known = Counting(), Counting()
+    guards = {}
+    for learnt, own in ((False, model), (True, known)):
+        guards[learnt] = guarded(lambda x, own=own: own_of[own](x), 8)
+    own_of = {model: model, known: known}
+    limits = {"version": 1, "limits": [["samples", 4, [2]]]}
+    guards[True].load_state_dict(limits)
+    if made == "after the first call":
+        guards[False]({"x": X[:2]})
+        guards[True]({"x": X[:2]})
+        own_of.update({model: Counting(), known: Counting()})
+    elif made == "as a copy in another":
+        guards[False]({"x": X[:2]})
+        guards[True]({"x": X[:2]})
+        own_of = {one: nn.Sequential(copy.deepcopy(one)) for one in own_of}
+    elif made == "of no parameters":
+        own_of = {one: nn.BatchNorm1d(2, affine=False) for one in own_of}
+        for one in own_of:
+            one.out.requires_grad_(False)
+        guards = {learnt: guarded_without_grad(own_of[own]) for learnt, own in ((False, model), (True, known))}
+        guards[True].load_state_dict(limits)
+    for guard in guards.values():
+        guard({"x": X})
+    assert [guard.stats.ooms for guard in guards.values()] == [1, 0]
+    assert [guard.stats.split for guard in guards.values()] == [1, 1]
+    found, expected = (buffers(own_of[one]) for one in (model, known))
+    assert found == expected
+    assert any("num_batches_tracked" in name for name in found)
+
+
+def guarded_without_grad(model: nn.Module) -> OomGuard:
+    device = SimulatedOOM(8)
+
+    def step(batch: dict[str, Tensor], scale: float) -> None:
+        model(batch["x"])
+        device(batch["x"])
+
+    return oom_guard(step, parameters=[])
+
+
+def test_a_batch_that_is_skipped_leaves_buffers_as_they_were() -> None:
+    model = Counting()
+    model.norm = nn.Identity()  # as a batch norm takes no sample alone
+    guard = guarded(model, 0, unfit="skip")
+    before, last = buffers(model), model.last
+    assert guard({"x": X}) is None
+    assert buffers(model) == before
+    assert model.last is last
+
+
+def test_a_large_buffer_is_copied_once_it_was_seen_to_change() -> None:
+    model, still = Counting(large=True), Counting()
+    guard = guarded(model, 8)
+    with pytest.raises(
+        RuntimeError, match=r"it has changed the buffer 'book' of a Counting, 2,097,152 bytes\. The guard"
+    ):
+        guard({"x": X})
+    assert model.norm.num_batches_tracked is not None
+    assert int(model.norm.num_batches_tracked) == 0, "the others went back"
+    guard.load_state_dict({"version": 1, "limits": []})
+    guard({"x": X})
+    assert model.book[0] == 16, "8 of the first step, and 4 in each part"
+    kept = {
+        id(one.module) for one in Buffers(modules_of_process())._kept if one.name == "book" and one.content is not None
+    }
+    assert id(model) in kept
+    assert id(still) not in kept
 
 
 def test_it_is_made_by_its_function_and_is_there_at_the_top() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
@@ -61,18 +61,27 @@ def packs() -> st.SearchStrategy[Any]:
 
 
 @given(packs())
+@example(([0], 2, 2))
 @examples(150)
 def test_a_part_of_packed_rows_is_what_packing_its_samples_would_be(drawn: Any) -> None:
     lengths, rows, count = drawn
-    samples = [{"input_ids": [10 * n + i for i in range(size)], "id": n} for n, size in enumerate(lengths)]
+    samples = [
+        {"input_ids": [10 * n + i for i in range(size)], "id": n, "wide": [n] * 8, "name": f"{n}"}
+        for n, size in enumerate(lengths)
+    ]
     batch = next(iter(bf.from_sequence(samples).pack(8, rows=rows, shuffle_batches=False)))
+    assert batch["wide"].shape[1] == batch["input_ids"].shape[1], "by its shape it may be one of the slots"
+    batch |= {"row": torch.arange(rows), "column_kinds": {**batch["column_kinds"], "row": "rows"}}
     whole = divisible(batch)
     parts = whole.parts(count)
     assert len(parts) <= whole.samples
     if count >= whole.samples:
         assert all(int((part["segment_ids"] > 0).any(0).sum()) == 0 or part["segment_ids"].max() == 1 for part in parts)
-    assert torch.cat([part["id"] for part in parts]).equal(batch["id"])
-    assert torch.cat([part["lengths"] for part in parts]).equal(batch["lengths"])
+    for name in ("id", "lengths", "wide"):
+        assert torch.cat([part[name] for part in parts]).equal(batch[name])
+    assert [name for part in parts for name in part["name"]] == batch["name"]
+    assert torch.cat([part["row"] for part in parts]).unique().equal(batch["row"])
+    assert all(len(part["row"]) == len(part["input_ids"]) for part in parts)
     for name in ("input_ids", "labels", "position_ids"):
         kept = [part[name][part["segment_ids"] > 0] for part in parts]
         assert torch.cat(kept).equal(batch[name][batch["segment_ids"] > 0])
@@ -146,6 +155,51 @@ def test_a_sample_of_several_values_is_as_large_as_the_largest() -> None:
 def test_what_cannot_be_cut_is_refused(batch: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         divisible(batch)
+
+
+def packs_of_two() -> dict[str, Any]:
+    """Two samples in the first of two rows: as many pieces as rows."""
+    return dict(next(iter(bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3, 4]}]).pack(4, rows=2))))
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 4, 3), (2,), (2, 3)])
+def test_a_column_of_an_unknown_kind_is_cut_where_all_kinds_are_one_and_refused_elsewhere(
+    shape: tuple[int, ...],
+) -> None:
+    own = torch.arange(int(np.prod(shape))).reshape(shape)
+    added = {**packs_of_two(), "own": own}
+    whole = divisible(added)
+    assert whole.samples == 3, "and the row of padding"
+    with pytest.raises(
+        ValueError,
+        match=r"\(2, 4\) with 2 samples cannot be split: 'own' has 2 rows, and nobody .* column_kinds={'own': ",
+    ):
+        whole.parts(2)
+    said = {**added, "column_kinds": {**added["column_kinds"], "own": "pieces"}}
+    found = [part["own"] for part in divisible(said).parts(3)]
+    assert [len(one) for one in found] == [1, 1, 0]
+    assert torch.cat(found).equal(own)
+    one_each = dict(next(iter(bf.from_sequence([{"input_ids": [1, 2, 3]}, {"input_ids": [4] * 4}]).pack(4, rows=2))))
+    assert torch.cat([part["own"] for part in divisible({**one_each, "own": own}).parts(2)]).equal(own)
+
+
+def test_kinds_that_do_not_fit_and_packed_rows_without_their_boundaries_are_refused() -> None:
+    batch = packs_of_two()
+    for said in ("slots", "samples"):
+        wrong = {**batch, "own": torch.zeros(2, 3), "column_kinds": {"own": said}}
+        with pytest.raises(
+            ValueError, match=rf"says that 'own' has a value for each of the {said}, and its shape is \(2, 3\)"
+        ):
+            divisible(wrong)
+    with pytest.raises(ValueError, match=r"'own' belongs neither to .* each row, say so: column_kinds={'own': 'rows'}"):
+        divisible({**next(iter(bf.from_sequence([[1], [2], [3]]).pack(4, rows=2))), "own": torch.zeros(2)})
+    left = {name: one for name, one in batch.items() if not name.startswith("cu_")}
+    with pytest.raises(
+        ValueError, match=r"packed rows \(column_kinds\) are split by their cu_seqlens, and the batch has none"
+    ):
+        divisible(left)
+    unsaid = {name: one for name, one in batch.items() if name != "column_kinds"}
+    assert [part["lengths"].tolist() for part in divisible(unsaid).parts(3)] == [[2], [2], []], "known by their names"
 
 
 def test_what_nobody_can_look_into_is_refused() -> None:

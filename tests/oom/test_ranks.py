@@ -44,6 +44,9 @@ def test_under_ddp_a_rank_splits_by_itself_and_gradients_are_reduced_once(saw: l
         assert rank["ddp"]["synced"].startswith(
             "RuntimeError: a guarded step under distributed='ddp' ran a forward of "
         )
+        assert rank["ddp"]["counted"].startswith(
+            "ValueError: the batch has num_items_on_rank, which 2 ranks add up, so nobody can see what a part of it weighs"
+        )
     assert [rank["ddp"]["ooms"] for rank in saw] == [0, 1]
 
 

@@ -29,6 +29,7 @@ from brimful.store.index import folder_of, verify_store
 from brimful.store.journal import LOCK, Journal
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest
 from brimful.store.writer import PartFile, write_store
+from tests.disks import CONTINUE, small_disk
 from tests.store.stores import Given, blocks_of, rows_of, small, store_of
 
 LENGTHS = [3, 0, 5, 1, 8, 2] * 10
@@ -233,6 +234,28 @@ def test_an_error_or_ctrl_c_keeps_the_files_that_were_finished(tmp_path: Path) -
         write_store(Counted(BLOCKS, read=read), tmp_path / "store")
     assert read[0] == reached + 1
     assert len(rows_of(bf.from_store(tmp_path / "store"))) == 60
+
+
+@pytest.mark.parametrize("at", ["in the first file", "in the second file", "in the side files"])
+def test_a_full_disk_is_named_holds_no_part_and_the_same_call_goes_on(tmp_path: Path, at: str) -> None:
+    rows = [{"input_ids": [number] * 60} for number in range(1_000)]
+    with small_disk(tmp_path / "disk", 1_024) as disk, small(20_000, 100_000):
+        bf.from_sequence(rows).to_store(tmp_path / "model")
+        pages = [-(-file.stat().st_size // 4096) for file in sorted((tmp_path / "model").glob("*.arrow"))]
+        room = {"first": pages[0] // 2, "second": pages[0] * 3 // 2, "side": sum(pages)}[at.split()[2]]
+        filler, store = disk / "filler", disk / "store"
+        filler.write_bytes(bytes((1 << 20) - 4096 * (room + 3)))  # and the journal, and the one that replaces it
+        name = r"\w+(\.input_ids)?\.npy" if "side" in at else r"0000\d\.arrow"
+        with pytest.raises(OSError, match=rf"\[Errno 28\] .*: '{store}/{name}'\n{CONTINUE}$"):
+            bf.from_sequence(rows).to_store(store)
+        assert not [*disk.rglob("*.part")]
+        assert store.exists() == ("first" not in at), "what was finished stays"
+        filler.unlink()
+        with patch.object(PartFile, "write", autospec=True, side_effect=PartFile.write) as written:
+            bf.from_sequence(rows).to_store(store)
+        assert written.called == ("side" not in at)
+        assert [int(row["input_ids"][0]) for row in bf.from_store(store)] == [*range(1_000)]
+        assert verify_store(store) == []
 
 
 def test_an_empty_path_is_not_the_folder_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

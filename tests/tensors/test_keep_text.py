@@ -63,7 +63,7 @@ def test_batches_leave_it_out_and_are_the_same_with_it(by: str, kind: str, tmp_p
     for one, other in zip(without, kept):
         assert {*other} - {*one} == {"text"}
         assert "title" in one
-        assert all(same(one[name], other[name]) for name in one)
+        assert all(same(one[name], other[name]) for name in one if name != "column_kinds")
     assert sorted(text for batch in kept for text in batch["text"]) == sorted(TEXTS)
 
 

@@ -26,6 +26,8 @@ TOKEN_COLUMNS: Final = (MASK, "token_type_ids", "position_ids", "special_tokens_
 """Those of these that there are go with the tokens, where the user names none."""
 NOT_TRAINED_ON: Final = -100
 """The label of a token that is not predicted."""
+COLUMN_KINDS: Final = "column_kinds"
+"""The key of a packed batch that says of each column by name what it has a value for: "slots", "pieces" or "rows"."""
 REMEDIES: Final = {
     "input_ids": "; tokenize() makes it of text. Where tokens stand in another column, rename() it, or name it in length_column="
 }

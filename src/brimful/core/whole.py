@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, content: bytes, *, alone: bool = False) -> None:
@@ -12,14 +18,30 @@ def write_whole(path: Path, content: bytes, *, alone: bool = False) -> None:
     Args:
         alone: no other process writes it meanwhile, as in a folder that is locked: what a crash left of a part is then written
             over.
+    Raises:
+        OSError: it cannot be written, as on a full disk; names the file. Nothing is left of the new one.
     Price: two fsyncs.
     """
     part = part_of(path) if alone else path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(content)
-        settle(part, path)
+        with naming(path):
+            part.write_bytes(content)
+            settle(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within, an error of the system that names no file names this one; the error of a full disk says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        if error.errno in _FULL:
+            error.add_note("The disk is full. Free space on it, and run the same call again")
+        raise
 
 
 def part_of(path: Path) -> Path:

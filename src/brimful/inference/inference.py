@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -21,7 +21,6 @@ from brimful.batching.batch import Batch
 from brimful.batching.planners import ByPolicy
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, Sample
-from brimful.blocks.checksums import checksums
 from brimful.blocks.texts import TextBytes, bytes_of
 from brimful.core.errors import (
     DataError,
@@ -43,10 +42,11 @@ from brimful.core.stage import Stage, refuse_streams
 from brimful.dataset import Dataset, Executor, IndexedDataset
 from brimful.encoding.encoder import paddings
 from brimful.index.sequence import FromSequence
+from brimful.inference.open_window import OpenWindow, digest
 from brimful.inference.results import ResultFolder, ResultIndex, WindowsDone
 from brimful.loader import Loader
 from brimful.oom.exhaustion import GuardStats
-from brimful.oom.generation import OomSafe, rows_of
+from brimful.oom.generation import OomSafe, owning, rows_of
 from brimful.oom.parts import divisible
 from brimful.plan import FixedSize, OverlongError, Packed, Policy
 from brimful.plan.plan import is_policy
@@ -236,8 +236,10 @@ def map_batches_in_order(
     except KeyboardInterrupt as error:
         error.add_note(f"To continue, run the same call again. It goes on after the last window in {folder.path}")
         raise
-    crc = crc32(json.dumps([settings, done.before["header"], done.digest, done.runs]).encode())
-    return IndexedDataset(FromSequence(ResultIndex(folder.path, done.runs, crc), shuffle=False, seed=42))
+    crc = crc32(json.dumps([settings, done.before["header"], done.digest, done.runs, done.checksums]).encode())
+    return IndexedDataset(
+        FromSequence(ResultIndex(folder.path, done.runs, done.checksums, crc), shuffle=False, seed=42)
+    )
 
 
 def _policy(policy: Policy | int) -> Policy:
@@ -293,20 +295,26 @@ class _InferenceRun:
                 if found is None:
                     folder.save(done)
                 before = batches.state_dict()
-                with self._windows(batches, sum(done.rows())) as windows:
+                opened = OpenWindow(folder.files, done.windows)
+                with self._windows(batches, sum(done.rows()), opened) as windows:
                     for number, (window, results, after) in enumerate(windows, done.windows):
-                        folder.write(number, results)
-                        done = done.after(len(results), before, _digest(window))
+                        sums = folder.write(number, results)
+                        done = done.after(len(results), before, digest(window, np.arange(len(window))), sums)
                         folder.save(done)
+                        opened.done()
                         before = after
         return done
 
     @contextmanager
     def _windows(
-        self, batches: ResumableIterator[Any], done: int = 0
+        self, batches: ResumableIterator[Any], done: int = 0, opened: OpenWindow | None = None
     ) -> Iterator[Iterator[tuple[PlanningWindow, list[Any], Any]]]:
         """Each window with its results, in the order of its samples, and the state after it. Shows progress, from `done` samples
-        on."""
+        on.
+
+        Args:
+            opened: what is written of the window at work.
+        """
         of = "" if self.total is None else f" of {self.total:,}"
         stats = GuardStats()
         with progress(self.total) as report:
@@ -322,7 +330,10 @@ class _InferenceRun:
 
             report(done, lambda: f"{done:,}{of} samples found")
             try:
-                with closing(batch_results(self.fn, batches, self.on_ray)) as answers:
+                with (
+                    closing(batch_results(self.fn, batches, self.on_ray)) as fresh,
+                    closing(_kept(fresh, batches, opened)) as answers,
+                ):
                     yield _in_order(answers, advance)
             except DataError as error:
                 if not (self.is_text and isinstance(error.__cause__, OverlongError)):
@@ -335,6 +346,26 @@ class _InferenceRun:
                 *(f"{number:,}" for number in (stats.split, stats.batches, stats.parts)),
                 _AVOIDS_SPLITS,
             )
+
+
+def _kept(
+    fresh: Iterator[BatchResults], batches: ResumableIterator[tuple[Batch, Any]], opened: OpenWindow | None
+) -> Generator[BatchResults, None, None]:
+    """The results that an earlier run left of the window at work, and then those that are made now, which are kept likewise."""
+    if opened is None:
+        yield from fresh
+        return
+    for record in opened.found:
+        batch, _ = next(batches)
+        record.check(batch)
+        yield BatchResults(batch, record.results, 0, batches.state_dict() if batch.last else None)
+    try:
+        for one in fresh:
+            opened.add(one.batch, one.results)
+            yield one
+    finally:
+        with suppress(OSError):  # of a full disk, on which nothing can be written any more
+            opened.write()
 
 
 class BatchResults(NamedTuple):
@@ -405,7 +436,7 @@ def _caller(fn: Callable[[Any], Any]) -> Callable[[Any], tuple[list[Any], int]]:
 
     def called(item: Any) -> tuple[list[Any], int]:
         before = safe.stats.parts
-        return [*safe(item)], safe.stats.parts - before
+        return [owning(row) for row in safe(item)], safe.stats.parts - before
 
     return called
 
@@ -442,17 +473,12 @@ def _check_last(folder: ResultFolder, done: WindowsDone, batches: Iterator[tuple
         window = next((batch.window for batch, _ in batches if batch.last), None)
     except StateError as error:
         raise StateError(f"the results in {folder.path} are of other data: {error}") from error
-    found = 0 if window is None else _digest(window)
+    found = 0 if window is None else digest(window, np.arange(len(window)))
     if found != done.digest:
         raise StateError(
             f"the results in {folder.path} are of other data: the samples of window {done.windows - 1:,} had the digest "
             f"{done.digest:08x} when they were written, and have {found:08x} here; name another folder, or go on with those"
         )
-
-
-def _digest(window: PlanningWindow) -> int:
-    """Of all values of the samples of a window."""
-    return crc32(repr(checksums(window.take(np.arange(len(window))))).encode())
 
 
 def _in_order(

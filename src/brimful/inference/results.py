@@ -1,22 +1,26 @@
 """Results on disk: a file a window, each whole or not there, and a journal of the windows that are done.
 
 00000.jsonl 00001.jsonl ...   the results of a window each, a line each as JSON; or 00000.parquet ..., a row each
-_progress.json                settings, windows that are done and their rows, the place before the last, a digest of its samples
+_checksums                    a line for each of these files: its checksum, its bytes, its name
+_progress.json                settings, windows that are done and their rows, the place before the last, a digest of its samples,
+                              a checksum of the lines of _checksums
 
-A window is repeated unless the journal says that it is done. On the way there are beside it _writer.lock, and files that end
-in .part. (What begins with an underscore, readers of Parquet folders pass over.)
+A window is repeated unless the journal says that it is done, but for batches that are in _open_window (open_window.py). On the
+way there are beside it _writer.lock, and files that end in .part. (What begins with an underscore, readers of Parquet folders
+pass over.)
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -30,10 +34,11 @@ from brimful.blocks.schema import UNFIT, fitting, misfit
 from brimful.core.errors import ORIGIN, DataError, StateError, integer, origins
 from brimful.core.once import once
 from brimful.core.stage import State, header_difference
-from brimful.core.whole import part_of, settle, write_whole
+from brimful.core.whole import naming, write_whole
 from brimful.index.index import DataIndex, taken
 
 JOURNAL: Final = "_progress.json"
+CHECKSUMS: Final = "_checksums"
 LOCK: Final = "_writer.lock"
 VERSION: Final = 3
 KEPT_FILES: Final = 16
@@ -53,21 +58,23 @@ class WindowsDone(NamedTuple):
         before: the state before the last of them, or before the first to come where there is none.
         digest: of the samples of the last of them.
         runs: of windows of as many results each: (results, windows). As windows but the last are of one size, one or two.
+        checksums: of the lines that say the checksums of their files.
 
-    >>> WindowsDone(2, {}, 7, ((30, 2),)).after(10, {}, 9)
-    WindowsDone(windows=3, before={}, digest=9, runs=((30, 2), (10, 1)))
+    >>> WindowsDone(2, {}, 7, ((30, 2),), 5).after(10, {}, 9, 6)
+    WindowsDone(windows=3, before={}, digest=9, runs=((30, 2), (10, 1)), checksums=6)
     """
 
     windows: int
     before: State
     digest: int
     runs: tuple[tuple[int, int], ...] = ()
+    checksums: int = 0
 
-    def after(self, rows: int, before: State, digest: int) -> WindowsDone:
+    def after(self, rows: int, before: State, digest: int, checksums: int) -> WindowsDone:
         """With one more window, of so many results."""
         *runs, (size, windows) = self.runs or ((rows, 0),)
         runs = [*runs, (size, windows + 1)] if size == rows else [*runs, (size, windows), (rows, 1)]
-        return WindowsDone(self.windows + 1, before, digest, tuple(runs))
+        return WindowsDone(self.windows + 1, before, digest, tuple(runs), checksums)
 
     def rows(self) -> Iterator[int]:
         """The results of each window."""
@@ -86,7 +93,7 @@ class WindowsDone(NamedTuple):
             raise ValueError(f"{windows:,} windows, of which {sum(number for _, number in runs):,} have rows")
         if not isinstance(saved["before"], dict):
             raise TypeError(f"before must be a dict (got {saved['before']!r:.40})")
-        return cls(windows, saved["before"], digest, runs)
+        return cls(windows, saved["before"], digest, runs, integer("checksums", saved["checksums"]))
 
 
 class ResultFolder:
@@ -95,7 +102,7 @@ class ResultFolder:
     path: Path
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        self.path, self._settings, self._files = path, settings, ResultFiles(path)
+        self.path, self._settings, self.files = path, settings, ResultFiles(path)
         self._schema: pa.Schema | None = None
         self._lock = FileLock(path / LOCK)
 
@@ -131,7 +138,8 @@ class ResultFolder:
 
         Raises:
             StateError: it had other settings; the first is named, with both values.
-            DataError: its journal is damaged, or a file is gone.
+            DataError: its journal is damaged, or a file is gone or changed.
+        Price: all files are read, 1 ns a byte and the time of the disk.
         """
         path = self.path / JOURNAL
         try:
@@ -150,11 +158,11 @@ class ResultFolder:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} is damaged ({error!r}); remove {self.path} to begin anew") from error
         self.check(settings, self._settings)
-        paths = map(self._files.path_of, range(found.windows))
-        if missing := next((path for path in paths if not path.exists()), None):
-            raise DataError(f"{missing} is missing; put it back, or remove {self.path} to begin anew")
-        if found.windows and self._files.are_parquet:
-            self._schema = self._files.table(0, next(found.rows())).schema
+        self.files = ResultFiles(self.path, checksums_in(self.path, found.windows, found.checksums))
+        for number in range(found.windows):
+            content = self.files.read(number)
+            if not number and self.files.are_parquet:
+                self._schema = pq.read_schema(pa.BufferReader(content))
         return found
 
     def check(self, saved: Any, ours: Any) -> None:
@@ -175,38 +183,74 @@ class ResultFolder:
         content = {"version": VERSION, "settings": self._settings, **done._asdict()}
         write_whole(self.path / JOURNAL, json.dumps(content).encode() + b"\n", alone=True)
 
-    def write(self, number: int, results: Sequence[Any]) -> None:
-        """The file of a window, whole or not at all.
+    def write(self, number: int, results: Sequence[Any]) -> int:
+        """The file of a window, whole or not at all. Gives the checksum of all lines of checksums.
 
         Raises:
             TypeError, ValueError: results that the format cannot hold, or that are unlike those before.
+            OSError: the disk is full, or the like; names the file.
         """
-        path = self._files.path_of(number)
-        if not self._files.are_parquet:
-            write_whole(path, b"".join(map(_line, results)), alone=True)
-            return
-        try:
-            block = typed(results, self._schema)
-            if not block.num_columns:
-                raise ValueError(
-                    "results that are dicts without keys cannot be written as Parquet, which would hold no rows; return a "
-                    "key, or write JSON lines (output= a folder of another name)"
-                )
-            pq.write_table(pa.Table.from_batches([block]), part_of(path))
-            self._schema = block.schema
-        except UNFIT as error:
-            raise ValueError(
-                f"results cannot be written as Parquet ({error}): {results[0]!r:.80}; JSON lines (output= a folder of another "
-                "name) hold lists and dicts of any form"
-            ) from error
-        settle(part_of(path), path)
+        path, sums = self.files.path_of(number), self.path / CHECKSUMS
+        content, self._schema = self.files.encoded(results, self._schema)
+        write_whole(path, content, alone=True)
+        own = FileChecksum(crc32(content), len(content), path.name)
+        before = [line.to_bytes() for line in self.files.checksums]
+        with naming(sums), sums.open("r+b" if before else "wb") as file:
+            file.seek(sum(map(len, before)))
+            file.truncate()  # what a run that was killed had not noted in its journal
+            file.write(own.to_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        self.files.checksums.append(own)
+        return crc32(own.to_bytes(), crc32(b"".join(before)))
+
+
+class FileChecksum(NamedTuple):
+    """The checksum of a file of results, its bytes, and its name."""
+
+    crc32: int
+    size: int
+    name: str
+
+    def to_bytes(self) -> bytes:
+        """As a line.
+
+        >>> FileChecksum(7, 12, "00000.jsonl").to_bytes()
+        b'00000007 12 00000.jsonl\\n'
+        """
+        return f"{self.crc32:08x} {self.size} {self.name}\n".encode()
+
+
+def checksums_in(folder: Path, windows: int, crc: int) -> list[FileChecksum]:
+    """The checksums of the files of so many windows.
+
+    Args:
+        crc: of their lines.
+    Raises:
+        DataError: they are missing, or changed.
+    """
+    path = folder / CHECKSUMS
+    content = path.read_bytes() if path.exists() else b""
+    lines = content.splitlines(keepends=True)[:windows]
+    if len(lines) < windows or crc32(b"".join(lines)) != crc:
+        raise DataError(
+            f"{path} is missing or damaged: it has {len(lines):,} lines with the checksum {crc32(b''.join(lines)):08x}, and had "
+            f"{windows:,} with {crc:08x}; put it back, or remove {folder} to begin anew"
+        )
+    fields = (line.decode().rstrip("\n").split(" ", 2) for line in lines)
+    return [FileChecksum(int(number, 16), int(size), name) for number, size, name in fields]
 
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """The files of a folder of results, one a window."""
+    """The files of a folder of results, one a window.
+
+    Args:
+        checksums: of those that are written.
+    """
 
     folder: Path
+    checksums: list[FileChecksum] = field(default_factory=list)
 
     @property
     def are_parquet(self) -> bool:
@@ -215,46 +259,57 @@ class ResultFiles:
     def path_of(self, number: int) -> Path:
         return self.folder / f"{number:05d}.{'parquet' if self.are_parquet else 'jsonl'}"
 
-    def table(self, number: int, rows: int) -> pa.Table:
-        """The results of a window that was written to Parquet, which are so many.
+    def read(self, number: int) -> bytes:
+        """What was written for a window.
 
         Raises:
-            DataError: the file is missing or damaged, or holds more or fewer.
+            DataError: the file is missing, or not what was written.
+        Price: that of reading it, and 1 ns a byte.
         """
-        with self._opened(number, rows) as path:
-            found = pq.ParquetFile(path).read()
-            self._check(path, len(found), rows)
-            return found
-
-    def lines(self, number: int, rows: int) -> list[Any]:
-        """The results of a window that was written as JSON lines."""
-        with self._opened(number, rows) as path, path.open(encoding="utf-8", newline="\n") as lines:
-            found = list(map(json.loads, lines))
-            self._check(path, len(found), rows)
-            return found
-
-    @contextmanager
-    def _opened(self, number: int, rows: int) -> Iterator[Path]:
-        path = self.path_of(number)
+        path, was = self.path_of(number), self.checksums[number]
         try:
-            yield path
+            content = path.read_bytes()
         except FileNotFoundError as error:
             raise DataError(f"{path} is missing; put it back, or remove {self.folder} to begin anew") from error
-        except DataError:
-            raise
-        except (ValueError, RecursionError, OSError, pa.ArrowException) as error:
-            if getattr(error, "errno", None) is not None:  # of the system, which names the file
-                raise
+        if (crc32(content), len(content)) != (was.crc32, was.size):
             raise DataError(
-                f"{path} is damaged ({error}); put it back, or remove {self.folder} to begin anew"
-            ) from error
-
-    def _check(self, path: Path, found: int, rows: int) -> None:
-        if found != rows:
-            raise DataError(
-                f"{path} holds {found:,} results, and had {rows:,} when it was written; put it back, or remove "
-                f"{self.folder} to begin anew"
+                f"{path} is not as it was written: it has {len(content):,} bytes with the checksum {crc32(content):08x}, and had "
+                f"{was.size:,} with {was.crc32:08x}; put it back, or remove {self.folder} to begin anew"
             )
+        return content
+
+    def encoded(self, results: Sequence[Any], schema: pa.Schema | None) -> tuple[bytes, pa.Schema | None]:
+        """Results as a file holds them, and their types.
+
+        Args:
+            schema: of the results before; None where these are the first.
+        Raises:
+            TypeError, ValueError: results that the format cannot hold, or that are unlike those before.
+        """
+        if not self.are_parquet:
+            return b"".join(map(_line, results)), None
+        try:
+            block = typed(results, schema)
+            if not block.num_columns:
+                raise ValueError(
+                    "results that are dicts without keys cannot be written as Parquet, which would hold no rows; return a "
+                    "key, or write JSON lines (output= a folder of another name)"
+                )
+            out = pa.BufferOutputStream()
+            pq.write_table(pa.Table.from_batches([block]), out)
+        except UNFIT as error:
+            raise ValueError(
+                f"results cannot be written as Parquet ({error}): {results[0]!r:.80}; JSON lines (output= a folder of another "
+                "name) hold lists and dicts of any form"
+            ) from error
+        return out.getvalue().to_pybytes(), block.schema
+
+    def decoded(self, content: bytes) -> list[Any]:
+        """The results that `encoded` gave."""
+        if not self.are_parquet:
+            return list(map(json.loads, content.split(b"\n")[:-1]))
+        table = pq.ParquetFile(pa.BufferReader(content)).read()
+        return [row[RESULT] for row in table.to_pylist()] if is_bare(table.schema) else table.to_pylist()
 
 
 def typed(results: Sequence[Any], schema: pa.Schema | None) -> pa.RecordBatch:
@@ -345,6 +400,7 @@ class ResultIndex(DataIndex):
     Args:
         folder: of the results.
         runs: of files of as many results each: (results, files).
+        checksums: of the lines that say the checksums of the files.
         crc32: of what made them.
     Price: a file is read when a row of it is wanted, and 16 are kept. Lengths of a list column: all files are read once, and 4
         bytes a row kept.
@@ -354,6 +410,7 @@ class ResultIndex(DataIndex):
 
     folder: Path
     runs: tuple[tuple[int, int], ...]
+    checksums: int
     crc32: int
 
     def __len__(self) -> int:
@@ -410,24 +467,27 @@ class ResultIndex(DataIndex):
         return lru_cache(KEPT_FILES)(self._read)
 
     def _read(self, file: int) -> Block:
-        files, rows = ResultFiles(self.folder), int(self._starts[file + 1] - self._starts[file])
+        files = self._files
         if files.are_parquet:
-            block = concat(files.table(file, rows).to_batches())
+            block = concat(pq.ParquetFile(pa.BufferReader(files.read(file))).read().to_batches())
         else:
             block = self._typed(file, self._first_schema if file else None)
         name = f"results {self.folder.name}/{files.path_of(file).name}"
-        origin = origins(name, np.arange(rows), "row" if files.are_parquet else "line")
+        origin = origins(name, np.arange(block.num_rows), "row" if files.are_parquet else "line")
         return with_column(block.replace_schema_metadata(None), ORIGIN, origin)
+
+    @once
+    def _files(self) -> ResultFiles:
+        return ResultFiles(self.folder, checksums_in(self.folder, len(self._starts) - 1, self.checksums))
 
     def _typed(self, file: int, schema: pa.Schema | None) -> pa.RecordBatch:
         """The rows of a file of JSON lines."""
-        files = ResultFiles(self.folder)
-        lines = files.lines(file, int(self._starts[file + 1] - self._starts[file]))
+        lines = self._files.decoded(self._files.read(file))
         try:
             return typed(lines, schema)
         except (ValueError, TypeError, *UNFIT) as error:
             raise DataError(
-                f"{files.path_of(file)} holds results that are no rows of one table ({error}); read its lines as JSON"
+                f"{self._files.path_of(file)} holds results that are no rows of one table ({error}); read its lines as JSON"
             ) from error
 
     @once

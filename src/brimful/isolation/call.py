@@ -10,6 +10,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from brimful.blocks.ragged import COLUMN_KINDS
+from brimful.core.once import once
+
 Tensor = torch.Tensor
 
 BOUNDS: Final = (
@@ -40,13 +43,14 @@ class Sample(NamedTuple):
     slots: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """What a model is called with, and which slot is whose.
 
     Args:
         inputs: by name.
         segments: (R, L) int64: the number of each slot's sample in its row, from 1; 0: padding.
+        kinds: of inputs that say it, whether they have a row a slot or a piece; see `COLUMN_KINDS`.
         whole: the model takes all of them as its first argument, a batch.
         others: its other arguments then.
     """
@@ -55,6 +59,7 @@ class Call:
     segments: Tensor
     whole: bool = False
     others: Mapping[str, Any] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -74,7 +79,7 @@ class Call:
         begins = self.segments.diff(dim=1, prepend=self.segments[:, :1] - 1) != 0
         return bool(((positions.cpu() == 0) == begins).all())
 
-    @property
+    @once
     def samples(self) -> list[Sample]:
         """Those of all rows, in order."""
         return [
@@ -88,6 +93,15 @@ class Call:
         """The name of the input that is changed to see what changes with it."""
         return tokens_of(self.inputs)
 
+    def has_samples(self, name: str) -> bool:
+        """Whether an input has a row a sample: by what it is said to have, or else by its shape."""
+        value = self.inputs[name]
+        if name in PER_SAMPLE or not isinstance(value, Tensor) or value.shape[:1] != (len(self.samples),):
+            return False
+        if kind := self.kinds.get(name):
+            return kind == "pieces"
+        return value.ndim == 1 or (len(value) != self.shape[0] and self.shape[1] not in value.shape)
+
     def run(self, model: torch.nn.Module) -> Any:
         return model(dict(self.inputs), **self.others) if self.whole else model(**self.inputs)
 
@@ -96,7 +110,13 @@ class Call:
 
     def of(self, row: int, slots: Tensor) -> Call:
         """The same call with some slots of one row alone."""
-        cut = {name: _cut(name, one, self.shape, row, slots) for name, one in self.inputs.items()}
+        inside = torch.zeros(self.shape, dtype=torch.bool)
+        inside[row, slots] = True
+        own = torch.tensor([bool(inside[sample.row, sample.slots].any()) for sample in self.samples])
+        cut = {
+            name: one[own.to(one.device)] if self.has_samples(name) else _cut(name, one, self.shape, row, slots)
+            for name, one in self.inputs.items()
+        }
         kept = {name: one for name, one in cut.items() if one is not None}
         return replace(self, inputs=kept, segments=self.segments[row, slots][None])
 
@@ -106,7 +126,7 @@ class Call:
         inputs = {name: one for name, one in call.inputs.items() if not natural or name in NATURAL}
         return replace(call, inputs=inputs, segments=torch.ones_like(call.segments))
 
-    def short(self, most_samples: int = 5, most_tokens: int = 24) -> Call:
+    def short(self, most_samples: int = 8, most_tokens: int = 24) -> Call:
         """The same kind of call with the first tokens of some samples of the row that has most of them."""
         row = int(self.segments.amax(1).argmax())
         ids = self.segments[row]
@@ -138,7 +158,7 @@ def call_of(model: torch.nn.Module, batch: Mapping[str, Any]) -> Call:
             f"{type(model).__name__}.forward wants {', '.join(missing)}, and the batch has {', '.join(map(str, batch))}; give a "
             "batch that has them: assert_isolated(model, batch)"
         )
-    return Call(taken or batch, segments_of(batch), whole=not taken)
+    return Call(taken or batch, segments_of(batch), whole=not taken, kinds=batch.get(COLUMN_KINDS, {}))
 
 
 def required(model: torch.nn.Module) -> set[str]:
@@ -263,12 +283,16 @@ def packed_batch(segments: Tensor, vocabulary: int) -> dict[str, Any]:
     places = slots - torch.where(begins, slots, 0).cummax(1).values
     bounds = torch.cat([begins.flatten().nonzero().flatten(), torch.tensor([segments.numel()])]).int()
     longest = int(bounds.diff().max())
-    return {
+    of_slots = {
         "input_ids": ids,
         "labels": ids.masked_fill((segments == 0) | begins, -100),
         "position_ids": places,
         "segment_ids": segments,
         "seq_idx": (begins.cumsum(1) - 1).int(),
+    }
+    return {
+        **of_slots,
+        COLUMN_KINDS: dict.fromkeys(of_slots, "slots"),
         "use_cache": False,
         "cu_seqlens": bounds,
         "max_seqlen": longest,

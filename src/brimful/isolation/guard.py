@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from brimful.blocks.ragged import COLUMN_KINDS
 from brimful.core.errors import logger, one_of
 from brimful.core.random import seeded
 from brimful.isolation.call import Call, packed_batch, segments_of, unwrapped, vocabulary_of
@@ -77,8 +78,12 @@ class IsolationGuard:
         call = next(_calls(inputs, found), None)
         if call is None:
             return False
-        refuse_leaks(model, call)
-        self.on = False
+        self.on = False  # the calls by which the model is tried are none of the loop's
+        try:
+            refuse_leaks(model, call)
+        except ValueError:
+            self.on = True
+            raise
         return True
 
 
@@ -88,8 +93,8 @@ def _calls(inputs: Mapping[str, Any], segments: torch.Tensor) -> Iterator[Call]:
         if isinstance(one, Mapping) and any(
             isinstance(value, torch.Tensor) and value.shape[:2] == segments.shape for value in one.values()
         ):
-            others = {other: value for other, value in inputs.items() if other != name}
-            yield Call(one, segments) if name is None else Call(one, segments, whole=True, others=others)
+            others = {other: value for other, value in inputs.items() if other != name} if name else {}
+            yield Call(one, segments, name is not None, others, one.get(COLUMN_KINDS, {}))
 
 
 def packed_segments(batch: Mapping[str, Any]) -> torch.Tensor | None:
@@ -279,7 +284,7 @@ def refuse_leaks_of_step(step: Callable[[Any], Any], batch: Mapping[str, Any]) -
     found = packed_segments(batch)
     if found is None:
         return
-    call = Call(batch, found, whole=True).short()
+    call = Call(batch, found, whole=True, kinds=batch.get(COLUMN_KINDS, {})).short()
     counts = torch.tensor([len(one.slots) for one in call.samples])
     short = {**call.inputs, "lengths": counts, "sample_numbers": torch.arange(len(counts))}
     try:

@@ -20,9 +20,9 @@ LEAST_VOCABULARY: Final = 100
 """Ids up to which small models have words: those above stand for pictures and the like."""
 AS_IT_IS: Final = "model(**batch)"
 KERNELS: Final = ("sdpa", "eager", "flex_attention")
-SEGMENTS: Final = ((37, 9, 52, 20), (44, 11, 60))
+SEGMENTS: Final = ((37, 9, 52, 20), (12, 26, 5, 17, 9, 22, 8, 14))
 """Lengths of the samples in the rows that a model is tried on, which are longer than the kernels of convolutions."""
-SHORT_SEGMENTS: Final = ((13, 6, 8), (7, 11, 5))
+SHORT_SEGMENTS: Final = ((13, 6, 8), (5, 3, 7, 2, 4, 1, 3, 2))
 """Of models that may have few positions."""
 PADDING: Final = 7
 NOT_TAKEN: Final = (AttributeError, LookupError, RuntimeError, TypeError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from brimful.core.errors import counted, function, name_of
 from brimful.oom.exhaustion import GuardedCall, PartRunner
 from brimful.oom.parts import divisible, joined
+from brimful.tensors.structures import parts_of, with_parts
 
 
 def oom_safe(fn: Callable[[Any], Any], *, pad_value: float | None = None) -> OomSafe:
@@ -118,6 +120,25 @@ def rows_of(results: Any, count: int, name: str) -> Sequence[Any]:
             f"{name} returned {len(results):,} results for a batch of {counted(count, 'sample')}; it must return one for each"
         )
     return list(results)
+
+
+def owning(result: Any) -> Any:
+    """A result that keeps no more memory than its own: tensors and arrays in it that are views of larger ones are copied.
+
+    >>> outputs = torch.zeros(4, 100)
+    >>> owning({"last": outputs[0, -1:], "name": "a"})["last"].untyped_storage().nbytes()
+    4
+    """
+    if isinstance(result, Tensor):
+        plain = result.layout == torch.strided and not result.is_nested
+        return result.clone() if plain and result.untyped_storage().nbytes() > result.nbytes else result
+    if isinstance(result, np.ndarray):
+        return result if result.base is None else result.copy()
+    if type(result) is list and isinstance(next(iter(result), 0), int | float | str):
+        return result  # of numbers, which may be many
+    parts = parts_of(result)
+    made = [owning(one) for one in parts]
+    return with_parts(result, made) if any(one is not part for one, part in zip(made, parts)) else result
 
 
 def results_of(parts: Sequence[Any], counts: Sequence[int], pad_value: float | None, name: str) -> Any:

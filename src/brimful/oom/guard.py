@@ -11,11 +11,11 @@ from typing import Any, Final, Literal, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from brimful.core.errors import RankError, function, name_of, one_of, other_signature
 from brimful.oom.exhaustion import GuardedCall, PartRunner, Unfit
+from brimful.oom.modules import Buffers, Modules, modules_of_process
 from brimful.oom.parts import divisible, joined
 from brimful.oom.weights import Weigh, Weights
 from brimful.tensors.structures import mapped
@@ -37,6 +37,10 @@ def oom_guard(
     others in its batch (batch norm, in-batch negatives). And nothing is random (dropout). From then on, batches of such
     a shape are split beforehand. Call `optimizer.step()` after the guard, never inside it.
 
+    Before it runs the parts, the guard puts back what the failed step changed: gradients, and the buffers of all
+    modules, such as the statistics of a batch norm. Batch norm still counts each part as a batch. The guard does not
+    know other attributes of modules, and modules that `gc.freeze` had hidden before its first call.
+
         guard = oom_guard(step, parameters=model.parameters())
         for batch in batches:
             loss = guard(batch)
@@ -54,10 +58,12 @@ def oom_guard(
         weigh: the weight of a part, to match the way in which `step` averages its loss. "tokens": the number of labels
             other than -100. "next_tokens": the same without the first of each row, which a causal model does not
             predict. "samples": the number of samples. "sum": every scale is 1.0. Use it if the loss is a sum, or is
-            divided by a number of the whole batch (`bf.token_mean` with num_items_in_batch). A function: takes a batch
-            or a part of one, and returns its weight. "auto": "tokens" if the batch has `labels`, also inside of
-            mappings and in a list of samples, else "samples". In a tuple, labels may have no name. The guard then
-            refuses the batch. If the batch has `shift_labels`, the guard counts all of these.
+            divided by a number of the whole batch (`bf.token_mean` with num_items_in_batch or num_items_on_rank). A
+            function: takes a batch or a part of one, and returns its weight. "auto": "tokens" if the batch has
+            `labels`, also inside of mappings and in a list of samples, else "samples". In a tuple, labels may have no
+            name. The guard then refuses the batch. If the batch has `shift_labels`, the guard counts all of these. Each
+            part gets its share of num_items_in_batch and num_items_on_rank, so "auto" fits a mean and `bf.token_mean`.
+            Rows count by their `sample_weights`, whatever their labels are: a copy that fills up a static shape has 0.
         distributed: how gradients are reduced, at a world size above 1. "ddp": steps run under `no_sync()`, and you
             reduce the gradients once, after the guard. Each rank splits by itself. "fsdp": each forward gathers the
             parameters from all ranks. So before each step, the ranks agree on the number of parts (a collective of some
@@ -73,8 +79,10 @@ def oom_guard(
         ValueError: there are several ranks, and no `distributed`.
         TypeError: a parameter is not a tensor, or `step` does not take a batch and a scale.
     State: see `OomGuard.state_dict`.
-    Price: 100 us a batch. Gradients are copied only if there are some before the step: `.stats.cloned_bytes` counts
-        their bytes. After an OOM, the parts run again.
+    Price: 100 us a batch, and 5 us a buffer of at most 1 MB: these are copied before each step. Larger buffers are
+        copied after the first step that changed them. Gradients are copied only if there are some before the step:
+        `.stats.cloned_bytes` counts their bytes. The first call looks at every object of the process, .1 to 1 s. After
+        an OOM, the parts run again.
     Source: the automatic gradient accumulation of Composer, with shares by tokens, and gradients put back after each
         try.
 
@@ -133,7 +141,7 @@ class OomGuard(GuardedCall):
         self._step = step
         self._parameters = None if parameters is None else _tensors(parameters)
         self._distributed = distributed
-        self._reducing: Sequence[nn.Module] | None = None
+        self._modules: Modules | None = None
         self._runner = PartRunner(unfit, _agreed if distributed == "fsdp" else None)
 
     def __call__(self, batch: Any) -> Any:
@@ -142,19 +150,23 @@ class OomGuard(GuardedCall):
         Raises:
             ValueError, TypeError: the batch cannot be split by sample, or its weight is not known.
             torch.OutOfMemoryError: one sample alone does not fit. The gradients are as they were.
-            RuntimeError: the optimizer stepped inside, gradients cannot be put back, or a backward reduces gradients.
+            RuntimeError: the optimizer stepped inside, gradients or buffers cannot be put back, or a backward reduces
+                gradients.
             RankError: (under "fsdp") a rank has too few samples.
         """
         _refuse_unsaid(self._distributed)
-        if self._reducing is None:
-            self._reducing = _reducing_modules(self._distributed)
+        if self._modules is None:
+            self._modules = modules_of_process()
+            self._modules.look()
         whole = divisible(batch)
-        weigh = self._weights.of_parts(batch)
+        weigh = self._weights.of_parts(batch, _world_size())
         before = _Gradients(self._parameters)
         self.stats.cloned_bytes = max(self.stats.cloned_bytes, before.bytes)
+        buffers = Buffers(self._modules)
 
         def undo(error: BaseException) -> None:
             before.put_back(error)
+            buffers.put_back(error)
             if self._distributed == "fsdp":
                 raise RuntimeError(
                     "out of memory under FSDP: the other ranks wait for this one in a collective, so the step cannot be "
@@ -162,8 +174,11 @@ class OomGuard(GuardedCall):
                     "again with it"
                 ) from error
 
-        with _watched(self._reducing):
-            return self._runner.run(batch, whole, lambda parts: self._run(parts, weigh), undo)
+        reducing = self._modules.reducing() if self._distributed == "ddp" and _world_size() > 1 else ()
+        with _watched(reducing):
+            result = self._runner.run(batch, whole, lambda parts: self._run(parts, weigh), undo)
+        buffers.note()
+        return result
 
     def _run(self, parts: Sequence[Any], weigh: Callable[[Any], float] | None) -> Any:
         if len(parts) == 1:
@@ -172,7 +187,7 @@ class OomGuard(GuardedCall):
         # a mean over no token is NaN, and stays it times 0; but under FSDP the other ranks run as many parts
         kept = [(part, share) for part, share in zip(parts, shares) if share or self._distributed == "fsdp"]
         # without the graph, which would stay in memory through the parts that follow
-        results = [mapped(self._step(part, share), Tensor.detach) for part, share in kept]
+        results = [mapped(self._step(self._weights.part(part, share), share), Tensor.detach) for part, share in kept]
         return combined(results, [share for _, share in kept], len(kept) == len(parts), name_of(self._step))
 
 
@@ -329,16 +344,6 @@ def _agreed(count: int, samples: int) -> int:
                 f"parameters from all of them, and rank {rank} has {most:,} samples; take smaller batches"
             )
     return wanted
-
-
-def _reducing_modules(distributed: Distributed | None) -> list[nn.Module]:
-    """The DistributedDataParallel modules of this process, which reduce gradients in their backward unless told not to.
-
-    Price: a look at every object, .1 s or so, only under "ddp" with several ranks.
-    """
-    if distributed != "ddp" or _world_size() == 1:
-        return []
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
 
 
 @contextmanager

@@ -14,10 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from brimful.blocks.ragged import COLUMN_KINDS, TOKEN_COLUMNS
 from brimful.core.once import once
 
 BOUNDS: Final = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
 """The names of the column, in packed rows, of the slots at which segments begin."""
+BY_NAME: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("input_ids", "segment_ids", "seq_idx", *TOKEN_COLUMNS), "slots"),
+    **dict.fromkeys(("lengths", "sample_numbers"), "pieces"),
+}
+"""The kinds of columns that `pack` makes, for batches that do not say them; see `COLUMN_KINDS`."""
 
 
 def divisible(batch: Any) -> Divisible:
@@ -26,11 +32,13 @@ def divisible(batch: Any) -> Divisible:
     - A mapping or a tuple holds columns: tensors (padded, or of layout torch.jagged), arrays and lists of one row a sample, and
       mappings and tuples of such; numbers, words and tensors without dimensions go to every part.
     - A mapping with `cu_seqlens` (or `cu_seq_lens_q`) holds packed rows: they are cut between rows, then between the samples of
-      a row, which becomes two shorter ones.
+      a row, which becomes two shorter ones. `column_kinds`, which `pack` adds, says whether a column has a value for each of the
+      "slots", "pieces" (samples, or parts of them) or "rows". Of other columns the shape says it, where it fits one kind.
     - A list holds samples; so does a tensor, and any object that has a length and can be sliced.
 
     Raises:
-        ValueError: the columns disagree about the number of samples, none has rows, or a list may be either.
+        ValueError: the columns disagree about the number of samples, or one with its kind, none has rows, a list may be either,
+            or packed rows lack their boundaries. When it is cut: a column may be of several kinds.
         TypeError: a structure in which nobody can see the samples.
     Price: some microseconds; of packed and nested batches nothing is read before they are cut.
 
@@ -40,6 +48,11 @@ def divisible(batch: Any) -> Divisible:
     """
     if isinstance(batch, Mapping):
         bounds = next((name for name in BOUNDS if name in batch), None)
+        if bounds is None and COLUMN_KINDS in batch:
+            raise ValueError(
+                f"packed rows ({COLUMN_KINDS}) are split by their {BOUNDS[0]}, and the batch has none; keep them in it, and take "
+                "them out in the step"
+            )
         return ColumnBatch(batch) if bounds is None else PackedBatch(batch, bounds)
     if isinstance(batch, list) and _either(batch):
         raise ValueError(
@@ -154,12 +167,7 @@ class PackedBatch:
                 f"packed rows ({self.bounds}) are split by their segment_ids, of shape (rows, row_length), and the batch "
                 "has none; keep them in it, and take them out in the step"
             )
-        for name, value in self.batch.items():
-            if self._kind(name, value) is None:
-                raise ValueError(
-                    f"packed rows of shape {tuple(ids.shape)} with {self._pieces:,} samples cannot be split: {name!r} "
-                    "belongs neither to the tokens nor to the samples; keep it out of the batch, or make it a number"
-                )
+        assert self._kinds, "which refuses columns that belong to nothing"
 
     @property
     def samples(self) -> int:
@@ -171,6 +179,12 @@ class PackedBatch:
 
     def parts(self, count: int) -> list[Any]:
         samples, (rows, width) = self.samples, self.batch["segment_ids"].shape
+        unclear = [name for name, kind in self._kinds.items() if kind == "unclear"]
+        if unclear and any(len(segments) != 1 for segments in self._rows):
+            raise self._error(
+                f"{unclear[0]!r} has {rows:,} rows, and nobody can see what each of them is of. Say whether it has a value for "
+                f"each of the slots, pieces or rows: {COLUMN_KINDS}={{{unclear[0]!r}: 'pieces'}} in the batch"
+            )
         if count <= rows:
             return [self._part(first, last, 0, width) for first, last in pairwise(even(rows, count))]
         found = []
@@ -190,16 +204,18 @@ class PackedBatch:
         low, high = first * width + begin, (last - 1) * width + end
         edges = self._edges[(self._edges >= low) & (self._edges <= high)] - low
         before, after = np.searchsorted(self._starts, [low, high])
-        pieces = slice(self._places[before] if before else 0, self._places[after])
+        pieces = slice(self._places[before] if before or first else 0, self._places[after])  # those that are empty too
         part: dict[str, Any] = {}
         for name, value in self.batch.items():
-            match self._kind(name, value):
+            match self._kinds[name]:
                 case "bounds":
                     part[name] = torch.from_numpy(edges).to(value)
                 case "slots":
                     part[name] = value[first:last, begin:end]
                 case "pieces":
                     part[name] = value[pieces]
+                case "rows" | "unclear":
+                    part[name] = value[first:last]
                 case _:
                     part[name] = value
         ids = part["segment_ids"]
@@ -207,15 +223,38 @@ class PackedBatch:
             part["segment_ids"] = torch.where(ids > 0, ids - (ids[0, 0] - 1), ids)
         return part
 
-    def _kind(self, name: str, value: Any) -> str | None:
-        """A column has one value a slot, a sample, or a batch; None where the shape does not tell."""
+    @once
+    def _kinds(self) -> dict[str, str]:
+        """What each column has a value for: "slots", "pieces", "rows", or the whole "batch"; "unclear": of the first three, where
+        there are as many pieces as rows and nobody says it; "bounds": it counts slots."""
+        return {name: self._kind(name, value) for name, value in self.batch.items()}
+
+    def _kind(self, name: str, value: Any) -> str:
         if name in BOUNDS:
             return "bounds"
-        if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[:2] == self.batch["segment_ids"].shape:
-            return "slots"
-        if not _has_rows(value):
+        if name == COLUMN_KINDS or not _has_rows(value):
             return "batch"
-        return "pieces" if _count(value) == self._pieces else None
+        shape, ids = tuple(getattr(value, "shape", (len(value),))), self.batch["segment_ids"].shape
+        fits = {"slots": shape[:2] == tuple(ids), "pieces": shape[0] == self._pieces, "rows": shape[0] == ids[0]}
+        fitting = [kind for kind, does in fits.items() if does]
+        said = self.batch.get(COLUMN_KINDS, {}).get(name)
+        if said is not None and said not in fitting:
+            raise self._error(
+                f"{COLUMN_KINDS} says that {name!r} has a value for each of the {said}, and its shape is {shape}. Say slots, "
+                "pieces or rows, whichever it is, or keep it out of the batch"
+            )
+        if said is None and BY_NAME.get(name) in fitting:
+            said = BY_NAME[name]
+        if said is None and fitting in ([], ["rows"]):
+            raise self._error(
+                f"{name!r} belongs neither to the tokens nor to the samples; keep it out of the batch, or make it a number. "
+                f"Where it has a value for each row, say so: {COLUMN_KINDS}={{{name!r}: 'rows'}} in the batch"
+            )
+        return said or ("unclear" if self._pieces == ids[0] else fitting[0])
+
+    def _error(self, words: str) -> ValueError:
+        rows = tuple(self.batch["segment_ids"].shape)
+        return ValueError(f"packed rows of shape {rows} with {self._pieces:,} samples cannot be split: {words}")
 
     @once
     def _pieces(self) -> int:

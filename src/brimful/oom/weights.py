@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, loss_labels
 from brimful.core.errors import finite, logger, one_of
+from brimful.core.own_keys import NUM_ITEMS, WEIGHTS
 from brimful.oom.parts import divisible
+from brimful.tensors.structures import with_values
 
 Weigh: TypeAlias = Literal["auto", "tokens", "next_tokens", "samples", "sum"] | Callable[[Any], float]
-
-WEIGHTS: Final = "sample_weights"
-"""The column of batches with a static shape that says which rows only fill it up."""
 
 
 class Weights:
@@ -32,9 +32,11 @@ class Weights:
         self._weigh = weigh
         self._said = False
 
-    def of_parts(self, batch: Any) -> Callable[[Any], float] | None:
+    def of_parts(self, batch: Any, ranks: int = 1) -> Callable[[Any], float] | None:
         """The weight of a part of this batch; None where all scales are 1.0.
 
+        Args:
+            ranks: how many there are.
         Raises:
             ValueError: it cannot be told.
         """
@@ -43,10 +45,11 @@ class Weights:
         columns = batch if isinstance(batch, Mapping) else {}
         by = self._weigh
         if by == "auto":
-            if "num_items_in_batch" in columns:
+            if ranks > 1 and [name for name in NUM_ITEMS if any(True for _ in _found(batch, name))] == [NUM_ITEMS[1]]:
                 raise ValueError(
-                    "the batch has num_items_in_batch, so its loss may be a sum that is divided by that number, or a "
-                    "mean: say oom_guard(weigh='sum') for the first (bf.token_mean), weigh='tokens' for the second"
+                    f"the batch has {NUM_ITEMS[1]}, which {ranks} ranks add up, so nobody can see what a part of it weighs: say "
+                    "oom_guard(weigh='sum') where its loss is a sum that is divided by that number (bf.token_mean), and "
+                    "weigh='tokens' where it is a mean"
                 )
             labels = labels_of(batch)
             if labels is None and _unnamed_labels(batch):
@@ -68,6 +71,11 @@ class Weights:
             return partial(_tokens, next_tokens=by == "next_tokens")
         return _samples if by == "samples" else None
 
+    def part(self, part: Any, share: float) -> Any:
+        """A part as the step gets it: with its share of the numbers of labels, where nobody said what its loss is. So a sum that
+        is divided by such a number, times the share, is right, and so is a mean."""
+        return _shared(part, share) if self._weigh == "auto" and share else part
+
     def _say_ambiguous(self, columns: Mapping[str, Any]) -> None:
         """Once: nobody can see whether a model predicts the first label of a row."""
         labels, inputs = columns.get(LABELS), columns.get("input_ids")
@@ -87,13 +95,45 @@ class Weights:
 def _tokens(part: Any, *, next_tokens: bool) -> float:
     labels = labels_of(part)
     assert labels is not None
-    return trained_on(labels.values, next_tokens=next_tokens and not labels.shifted)
+    return trained_on(labels.values, _row_weights(part), next_tokens=next_tokens and not labels.shifted)
 
 
 def _samples(part: Any) -> float:
-    if isinstance(part, Mapping) and isinstance(part.get(WEIGHTS), Tensor):
-        return float(part[WEIGHTS].sum())
-    return float(divisible(part).samples)
+    weights = _row_weights(part)
+    return float(divisible(part).samples if weights is None else weights.sum())
+
+
+def _row_weights(part: Any) -> Tensor | None:
+    """What each row counts for, (B,); None where nothing says it, and each counts for 1."""
+    found = next(_found(part, WEIGHTS), None)
+    return None if found is None else torch.as_tensor(found)
+
+
+def _shared(batch: Any, share: float) -> Any:
+    """A batch with a share of its numbers of labels, also inside of mappings and tuples."""
+    if isinstance(batch, Mapping):
+        new = {name: _times(one, share) if name in NUM_ITEMS else _shared(one, share) for name, one in batch.items()}
+        return with_values(batch, new)
+    if isinstance(batch, tuple):
+        if hasattr(batch, "_asdict"):
+            return batch._replace(**_shared(batch._asdict(), share))
+        return tuple(_shared(one, share) for one in batch)
+    return batch
+
+
+def _times(number: Any, share: float) -> Any:
+    if isinstance(number, Tensor):  # as precisely as can be: shares are seldom whole
+        number = number.to(torch.float32 if number.device.type == "mps" else torch.float64)
+    return None if number is None else number * share
+
+
+def _found(batch: Any, name: str) -> Iterator[Any]:
+    """What stands under a name in a batch, also inside of mappings and tuples."""
+    batch = batch._asdict() if hasattr(batch, "_asdict") else batch
+    if isinstance(batch, Mapping) and batch.get(name) is not None:
+        yield batch[name]
+    for value in batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else ():
+        yield from _found(value, name)
 
 
 class Labels(NamedTuple):
@@ -196,12 +236,21 @@ def _check_labels(labels: Any, *, next_tokens: bool) -> None:
         raise _without_tokens(tuple(labels.shape))
 
 
-def trained_on(labels: Any, *, next_tokens: bool = False) -> float:
+def trained_on(labels: Any, weights: Tensor | None = None, *, next_tokens: bool = False) -> float:
     """The number of labels other than -100; `next_tokens`: without the first of each row. Call `_check_labels` first.
+
+    Args:
+        weights: what a label of each row counts for, (B,); None: 1.
 
     >>> trained_on([[1, 2, -100], [3]]), trained_on([[1, 2, -100], [3]], next_tokens=True), trained_on([1, -100])
     (3.0, 1.0, 1.0)
+    >>> trained_on(np.array([[0.5, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 0.0]))
+    2.0
     """
+    if weights is not None:
+        rows = labels if isinstance(labels, list) else labels.unbind() if isinstance(labels, Tensor) else list(labels)
+        counts = (trained_on([row], next_tokens=next_tokens) for row in rows)
+        return float(sum(count * weight for count, weight in zip(counts, weights.tolist(), strict=True)))
     if isinstance(labels, list):
         return float(sum(int((_row(row, next_tokens) != NOT_TRAINED_ON).sum()) for row in labels))
     if not (isinstance(labels, Tensor) and labels.is_nested):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from brimful.blocks.checksums import RowChecksums
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, is_ragged, numpy_of, offsets_of, trained_on
-from brimful.core.whole import part_of, settle
+from brimful.core.whole import naming, part_of, settle
 from brimful.index.index import has_labels
 from brimful.store.local import MappedFile
 from brimful.store.manifest import SideFile, StoredFile, sha256_of
@@ -122,15 +122,16 @@ class _Array:
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: type[np.integer[Any]]) -> None:
         self._path, self._dtype = path, np.dtype(dtype)
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
-        with part_of(path).open("wb") as file:
+        with naming(path), part_of(path).open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
 
     def append(self, numbers: NDArray[np.integer]) -> None:
-        with part_of(self._path).open("ab") as file:
-            numbers.astype(self._dtype, copy=False).tofile(file)
+        with naming(self._path), part_of(self._path).open("ab") as file:
+            file.write(np.ascontiguousarray(numbers, self._dtype).data)  # `tofile` does not say why it fails
 
     def close(self) -> SideFile:
-        settle(part_of(self._path), self._path)
+        with naming(self._path):
+            settle(part_of(self._path), self._path)
         return SideFile(self._path.name, self._path.stat().st_size, sha256_of(self._path))
 
 

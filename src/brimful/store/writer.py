@@ -24,7 +24,7 @@ from brimful.core.errors import TALLY, DataError, Tally, check_path, where
 from brimful.core.progress import Report
 from brimful.core.repeat import awaited
 from brimful.core.stage import END, Stage, State
-from brimful.core.whole import part_of, settle
+from brimful.core.whole import naming, part_of, settle
 from brimful.encoding.encoder import paddings
 from brimful.store.journal import LOCK, Journal, one_writer
 from brimful.store.local import LocalFolder, MappedFile
@@ -74,6 +74,7 @@ def write_store(
         TimeoutError: another writer, which is named, makes no progress.
         DataError: rows differ in their columns or types, with file and line. After an error the files that were finished stay,
             for the next call; where there is none, nothing does.
+        OSError: the disk is full, or the like; names the file.
         ValueError: functions without a version, or a folder of other things. Or there is no row, with `if_empty`: nothing stays.
     Price: that of the chain, and about 10 ns a token; 50 MB held.
     """
@@ -89,6 +90,8 @@ def write_store(
                 try:
                     _Writer(journal, stage, report, if_empty).write(run or stage)
                 except Exception:
+                    for part in folder.glob("*.part"):  # on a full disk it takes the room that the next call needs
+                        part.unlink()
                     if not journal.files:  # there is nothing to go on with
                         _clear(folder)
                         if new:
@@ -250,8 +253,9 @@ class PartFile:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._path = path
-        self._out = pa.OSFile(str(part_of(path)), "wb")
-        self._writer = pa.ipc.new_file(self._out, schema)
+        with naming(path):
+            self._out = pa.OSFile(str(part_of(path)), "wb")
+            self._writer = pa.ipc.new_file(self._out, schema)
         self._rows: list[int] = []
         self._tokens = {field.name: 0 for field in schema if is_ragged(field.type)}
 
@@ -260,17 +264,19 @@ class PartFile:
         return int(self._out.tell())
 
     def write(self, block: Block) -> None:
-        self._writer.write_batch(block)
+        with naming(self._path):
+            self._writer.write_batch(block)
         self._rows.append(block.num_rows)
         for name in self._tokens:
             self._tokens[name] += len(block.column(name).flatten())
 
     def close(self) -> StoredFile:
         """Ends the file and gives it its name. Gives its entry in the manifest."""
-        self._writer.close()
-        size = self.bytes
-        self._out.close()
-        settle(part_of(self._path), self._path)
+        with naming(self._path):
+            self._writer.close()
+            size = self.bytes
+            self._out.close()
+            settle(part_of(self._path), self._path)
         return StoredFile(self._path.name, size, sha256_of(self._path), tuple(self._rows), self._tokens)
 
     def abandon(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, PackedPieces, PlannedBatches
-from brimful.blocks.ragged import LABELS, MASK, SHIFTED, offsets_of, runs
+from brimful.blocks.ragged import COLUMN_KINDS, LABELS, MASK, SHIFTED, offsets_of, runs
 from brimful.core.errors import DataError
 from brimful.tensors.columns import ColumnType, ListColumn, WindowColumns, held_in
 from brimful.tensors.layouts import refuse_taken
@@ -21,7 +21,7 @@ SLOTS: Final = 1 << 17
 """So many are made at once, of several batches: small arrays take as long as the calls that make them."""
 OF_SEGMENTS: Final = (
     *("position_ids", "segment_ids", "seq_idx", "cu_seqlens", "max_seqlen"),
-    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "use_cache"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "use_cache", COLUMN_KINDS),
 )
 """What is made of the segments, beside what is of pieces."""
 SEQ_IDX: Final = ColumnType(torch.int32, np.dtype(np.int32), None)
@@ -41,6 +41,8 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
     flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k. `seq_idx` (R, L) int32 numbers the segments of
     each row from 0, padding included: what kernels of convolutions and of state-space layers take (causal-conv1d, mamba-ssm),
     and transformers' models hand on to them.
+    `column_kinds` says of each column by name whether it has a value for each of the "slots" or of the "pieces", so that a batch
+    can be cut between samples.
     `use_cache` is False: those of transformers' causal models that tell samples apart by their positions do so only where they
     keep no cache, and by default they keep one, also in training. A column `attention_mask` is left out, as are the tokens that
     it hides: to a model it would say that the samples of a row see each other. Models that are not causal want more: see
@@ -140,6 +142,8 @@ class _PackedRows:
         out["use_cache"] = False
         for name, (values, kind) in self.of_pieces.items():
             out[name] = kind.copied(values[pieces])
+        per_piece = (*(column.name for column in self.others), *self.of_pieces)
+        out[COLUMN_KINDS] = {**dict.fromkeys(per_piece, "pieces"), **dict.fromkeys(latest.made, "slots")}
 
     def _made(self, first: int) -> _Together:
         columns, last = self.columns, min(first + self._at_once, self._count)

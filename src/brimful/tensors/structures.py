@@ -75,7 +75,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     else:
-        for part in _parts(value):
+        for part in parts_of(value):
             yield from tensors_of(part)
 
 
@@ -91,15 +91,15 @@ def mapped(value: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return fn(value)
-    if not (parts := _parts(value)):
+    if not (parts := parts_of(value)):
         return value
     made = [mapped(part, fn) for part in parts]
     if any(one is not part for one, part in zip(made, parts)):
-        value = _with_parts(value, made)
+        value = with_parts(value, made)
     return value.padded() if isinstance(value, Unpadded) else value
 
 
-def _parts(value: Any) -> Sequence[Any]:
+def parts_of(value: Any) -> Sequence[Any]:
     """What lies in a structure, in order; nothing in what is none."""
     if isinstance(value, PackedSequence):  # whose batch_sizes stay on the CPU
         return value.data, value.sorted_indices, value.unsorted_indices
@@ -112,7 +112,7 @@ def _parts(value: Any) -> Sequence[Any]:
     return ()
 
 
-def _with_parts(value: Any, parts: list[Any]) -> Any:
+def with_parts(value: Any, parts: list[Any]) -> Any:
     """A structure of the same kind with these parts."""
     if isinstance(value, PackedSequence):
         data, order, back = parts
