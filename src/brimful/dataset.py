@@ -1337,8 +1337,8 @@ class IndexedDataset(Dataset):
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
-    ) -> IndexedDataset:
-        """Keeps the samples for which `fn(sample)` is true. The result is indexed.
+    ) -> Dataset:
+        """Keeps the samples for which `fn(sample)` is true. The result is indexed, except that of a zip, which is a stream.
 
         All samples are read once, when the first one is wanted. A bar shows the progress, and the log says how many are
         kept.
@@ -1381,6 +1381,9 @@ class IndexedDataset(Dataset):
                 )
             return IndexFilter(source, fn, checked, parallel, version)
 
+        if self.stage.verb == "zip_datasets" and version is None:  # of which each row has its own order in each epoch
+            workers: dict[str, Any] = {"max_workers": max_workers, "executor_type": executor_type}
+            return self.stream().filter(fn, on_error=on_error, prefetch_factor=prefetch_factor, **workers)
         return self._selected("filter", kept)
 
     def select(self, names: str | Sequence[str]) -> IndexedDataset:
