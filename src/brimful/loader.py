@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -16,7 +15,7 @@ from brimful.core.above import GUARD
 from brimful.core.ahead import hands_on
 from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
-from brimful.core.errors import BrokenError, StateError, integer, tallied
+from brimful.core.errors import BrokenError, StateError, integer, tallied, warn_once
 from brimful.core.iterator import ResumableIterator, position_in
 from brimful.core.stage import Stage, allowed, shown
 from brimful.core.states import as_text, from_text, restored_elsewhere
@@ -44,7 +43,9 @@ class Loader(IterableDataset[Any]):
     names.
 
     When you have taken the last batch, the epoch has ended, even if you do not ask for another one. The next loop or
-    saved state then belongs to the next epoch. If you leave a loop earlier, the next loop begins the same epoch again.
+    saved state then belongs to the next epoch. If you leave a loop earlier, its epoch ends there, as with a DataLoader:
+    the next loop begins the next epoch. Until then, a state has the place where you left it. To begin an epoch again,
+    name it: `set_epoch(n)`.
 
     The data are read in this process, with `prefetch` and tokenizing in threads. Give the loader to the trainer as it
     is (with Accelerate, to `brimful.integrations.accelerate.prepare`). If the trainer needs a DataLoader, wrap it in
@@ -78,6 +79,7 @@ class Loader(IterableDataset[Any]):
         self._allow: Collection[str] = ()  # in which settings a restored state may differ
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
         self._loaded = False  # a state, and no loop has begun since
+        self._named = False  # the epoch of the next loop, inside one
         self._kept: Running | None = None  # the workers of all epochs
         self._reader: str | None = None  # who takes its batches before the training loop wants them
         self._consumed = Consumed()
@@ -109,16 +111,22 @@ class Loader(IterableDataset[Any]):
             self._consumed.leave(loop)
 
     def _begin(self) -> object:
-        """A loop begins where this stands, and is named by what is returned. An epoch of the data that was left begins again;
-        one of steps begins with the batch after the last one, unless a state was loaded in its middle."""
+        """A loop begins where this stands, and is named by what is returned. After an epoch of the data that was left the next
+        one begins; one of steps begins with the batch after the last one, unless a state was loaded in its middle."""
         if self.steps_per_epoch is None:
-            left = self._left if self._running is None else self._running.state_dict()
-            if left is not None and self._restored is None and self._is_over(left):
+            running = self._running
+            if running is not None and not (running.stats.batches or running.stats.samples):
+                self._restored = running.state_dict()  # nothing was taken, so nothing was left
+            elif (running is not None or self._left is not None) and self._restored is None and not self._named:
                 self.epoch += 1
+                warn_once(
+                    "a loop over a loader was left before its end, and the next loop begins the next epoch, as with a "
+                    "DataLoader. set_epoch(n) before a loop begins epoch n"
+                )
             self._leave(for_another=object())
         elif self._steps and not self._loaded:
             self.epoch, self._steps = self.epoch + 1, 0
-        self._loaded = False
+        self._loaded = self._named = False
         return self._consumed.begin(self._now()())
 
     def _rest_of_data(self) -> Iterator[Any]:
@@ -208,7 +216,7 @@ class Loader(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration. A restored epoch continues at its place. Any other epoch begins at its
-        start.
+        start, also that of a loop that was left.
 
         Raises:
             ValueError: a state was restored, and this is another epoch before its first batch. The trained batches
@@ -224,6 +232,11 @@ class Loader(IterableDataset[Any]):
                 self._restored = None
             self.epoch, self._steps = epoch, 0
             self._consumed.moved(self._now()())
+        elif self.steps_per_epoch is None and not self._loaded:
+            self._named = self._consumed.looping
+            if not self._named and (self._running is not None or self._left is not None):
+                self._leave()
+                self._consumed.moved(self._now()())
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON: the epoch and, as text, the place after the last batch that was taken.
@@ -287,8 +300,8 @@ class Loader(IterableDataset[Any]):
         return made
 
     def leave_at(self, state_dict: dict[str, Any]) -> None:
-        """What a loop that reads ahead calls when it is left: this state, of its last batch that was used, is the place now,
-        and the next loop begins that epoch again, as after any loop that was left. Not where this was sent elsewhere since."""
+        """What a loop that reads ahead calls when it is left: this state, of its last batch that was used, is the place now.
+        Not where this was sent elsewhere since."""
         if self._last is None:
             return
         self._leave(self._last)
@@ -349,14 +362,6 @@ class Loader(IterableDataset[Any]):
         running, self._running, self._last, self._left = self._running, None, for_another, None
         if running is not None:
             running.close()
-
-    def _is_over(self, place: dict[str, Any]) -> bool:
-        """Whether a loop was left after its last batch, where no state says so: of ranks that read streams."""
-        if self.batches.stage.streams is None:
-            return False
-        with suppress(Exception), self.batches.iter(place, allow=self._allow) as rest:
-            return next(rest, None) is None
-        return False
 
 
 @final

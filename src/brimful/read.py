@@ -21,7 +21,7 @@ from brimful.plan.mix import Stop
 from brimful.rows.interleave import Interleave
 from brimful.rows.zip import Zip
 from brimful.sources.called import ShardFunction
-from brimful.sources.data_libraries import gives_tables, is_table, refuse_frames, rows_at_hand, rows_of
+from brimful.sources.data_libraries import gives_tables, is_table, refuse_frames, rows_at_hand
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable, FromTables
 from brimful.sources.urls import Shards
@@ -293,6 +293,10 @@ def from_iterable(
     later epoch calls it once more, to learn the types. It then takes 32 rows, or up to 1,000 while a column is null or
     absent.
 
+    If the object has a method `set_epoch`, as streams of `datasets` and of torch may have, it is told the number of each
+    epoch. A shuffled stream then has another order in each epoch, and it must have the same one whenever it is told
+    that number.
+
     A `datasets.IterableDataset` is read as Arrow tables if it has them, whatever its format. It has them for files, and
     for rows that no Python function made.
 
@@ -310,7 +314,7 @@ def from_iterable(
     refuse_frames(iterable)
     if gives_tables(iterable):
         return Dataset(FromTables(dataset=iterable), repeat)
-    return Dataset(FromIterable(rows_of(iterable)), repeat)
+    return Dataset(FromIterable(iterable), repeat)
 
 
 @overload

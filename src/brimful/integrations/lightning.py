@@ -374,7 +374,7 @@ def _go_back(checkpoint: dict[str, Any], batches: int) -> None:
 def _begin_again(loop: Any) -> None:
     """Has the loaders of a loop begin with epoch 0 again."""
     for loader in map(_ours, _leaves(loop)):
-        if loader is not None and getattr(loader, "epoch", None) and not _has_steps(loader):
+        if loader is not None and not _has_steps(loader):
             loader.set_epoch(0)
 
 

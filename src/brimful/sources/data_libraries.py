@@ -10,7 +10,7 @@ A transform does, and so does a feature that only `datasets` decodes (Image, Aud
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -113,9 +113,18 @@ def rows_of(rows: Any) -> Any:
     return rows.with_format(None) if plain else rows
 
 
-def tables_of(rows: Any, size: int) -> Iterator[pa.Table]:
-    """The rows of what `gives_tables`, so many at a time, from the first one on."""
-    yield from rows.with_format("arrow").iter(batch_size=size)
+def in_epoch(rows: Any, epoch: int, change: Callable[[Any], Any] = lambda rows: rows) -> Any:
+    """The user's object, changed, as it is in an epoch: it is told the number, and so is what was made of it, if they want it
+    (`set_epoch` of `datasets` and of torch)."""
+    for one in (rows, made := change(rows)):
+        if callable(tell := getattr(one, "set_epoch", None)):
+            tell(epoch)
+    return made
+
+
+def tables_of(rows: Any, size: int, epoch: int) -> Iterator[pa.Table]:
+    """The rows of what `gives_tables`, so many at a time, from the first one of an epoch on."""
+    yield from in_epoch(rows, epoch, lambda rows: rows.with_format("arrow")).iter(batch_size=size)
 
 
 def stored(block: Block) -> Block:

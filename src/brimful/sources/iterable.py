@@ -31,7 +31,7 @@ from brimful.blocks.schema import (
 from brimful.blocks.typed import Typed
 from brimful.core.errors import ORIGIN, StageError, StateError, name_of, origins
 from brimful.core.stage import END, State, runtime
-from brimful.sources.data_libraries import stored, tables_of
+from brimful.sources.data_libraries import in_epoch, rows_of, stored, tables_of
 
 ROWS: Final = 256
 
@@ -58,8 +58,10 @@ class FromIterable(Typed):
         return [epoch, 0, "", 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        epoch, done, _, first, saved = at
-        rows = self._begin()
+        epoch, done, text, first, saved = at
+        if not text and (epoch or done):
+            _ = self.schema  # for which the user's object is told of epoch 0
+        rows = self._begin(epoch)
         skipped = sum(1 for _ in islice(rows, first))
         samples = drawn(rows, "from_iterable", first)
         schema, text, samples = _known(self, at, samples, first_rows, lambda held: infer(samples_in(held)))
@@ -83,12 +85,12 @@ class FromIterable(Typed):
             raise failure
 
     def first_types(self) -> pa.Schema:
-        return infer(samples_in(first_rows(drawn(self._begin(), "from_iterable", 0))))
+        return infer(samples_in(first_rows(drawn(self._begin(0), "from_iterable", 0))))
 
-    def _begin(self) -> Iterator[Any]:
+    def _begin(self, epoch: int) -> Iterator[Any]:
         if isinstance(self.iterable, Iterable):
-            return iter(self.iterable)
-        made = self.iterable()
+            return iter(in_epoch(self.iterable, epoch, rows_of))
+        made = in_epoch(self.iterable(), epoch)
         if not isinstance(made, Iterable):
             raise TypeError(f"{name_of(self.iterable)} must return an iterable of samples (got {type(made).__name__})")
         rows = iter(made)
@@ -193,7 +195,7 @@ class FromTables(Typed):
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         epoch, done, _, first, saved = at
-        blocks = _after(_drawn(self.dataset), first)
+        blocks = _after(_drawn(self.dataset, epoch), first)
         schema, text, blocks = _known(self, at, blocks, _first, _types)
         following = next(blocks, None)
         if done:
@@ -214,14 +216,14 @@ class FromTables(Typed):
             yield block, END if following is None else [epoch, done, text, first, in_state(checksums(block))]
 
     def first_types(self) -> pa.Schema:
-        return _types(_first(_drawn(self.dataset)))
+        return _types(_first(_drawn(self.dataset, 0)))
 
 
-def _drawn(dataset: Any) -> Iterator[Block | Exception]:
-    """The rows of a data set, 256 at a time; where it fails, the last thing that comes is a StageError."""
+def _drawn(dataset: Any, epoch: int) -> Iterator[Block | Exception]:
+    """The rows of a data set in an epoch, 256 at a time; where it fails, the last thing that comes is a StageError."""
     number = 0
     try:
-        for table in tables_of(dataset, ROWS):
+        for table in tables_of(dataset, ROWS, epoch):
             if table.num_rows:
                 yield stored(concat(table.to_batches()))
                 number += table.num_rows
