@@ -577,7 +577,7 @@ def test_what_trl_marks_in_its_templates_for_training_trains() -> None:
         one, other = ({at for span in turns.spans for at in range(*span)} for turns in (own, theirs))
         assert one <= other, (marked, kind)
         more = "".join(own.text[at] for at in sorted(other - one))
-        known = r"<think>(\s*</think>)?|<\uff5cAssistant\uff5c>|<\uff5ctool\u2581outputs\u2581end\uff5c>|<\|start\|>assistant|</s>|\s"
+        known = r"<think>(\s*</think>)?|<｜Assistant｜>|<｜tool▁outputs▁end｜>|<\|start\|>assistant|</s>|\s"
         assert not re.sub(known, "", more), (marked, kind)
         compared += 1
     assert compared > 200

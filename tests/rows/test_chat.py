@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PythonBackend
 
 import brimful as bf
 from tests import tokenizers as make
@@ -95,14 +96,55 @@ def test_the_reference_of_transformers_marks_the_same_tokens() -> None:
     assert own == theirs["assistant_masks"][0]
 
 
-def test_a_tokenizer_in_python_goes_by_what_a_turn_adds() -> None:
+@pytest.mark.parametrize(
+    ("template", "spoken"),
+    [
+        (make.MARKED, "the fox<|im_end|>x<|im_end|>"),
+        (make.CHATML, "the fox<|im_end|>\nx<|im_end|>\n"),  # no token is special, so a turn ends where the next begins
+    ],
+)
+def test_a_tokenizer_in_python_that_knows_no_offsets_has_the_same_labels(template: str, spoken: str) -> None:
     tokenizer = make.byt5()
-    tokenizer.chat_template = make.MARKED
+    tokenizer.chat_template = template
     (sample,) = talks(TALK).chat(tokenizer)
-    spoken = [chr(label - 3) for label in sample["labels"].tolist() if label != -100]
-    assert "".join(spoken) == "the fox<|im_end|>\nx<|im_end|>\n", (
-        "where no token is special, a turn ends where the next begins"
+    assert sample["input_ids"].tolist() == tokenizer.apply_chat_template(TALK)["input_ids"]
+    assert "".join(chr(label - 3) for label in sample["labels"].tolist() if label != -100) == spoken
+
+
+class Joins(PythonBackend):  # type: ignore[misc]
+    """Letters, but two of them that are one are one token."""
+
+    vocab_size = 1 << 16
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
+        return re.findall(r"(.)\1|.", text, re.DOTALL) and [
+            one.group() for one in re.finditer(r"(.)\1|.", text, re.DOTALL)
+        ]
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return ord(token[0]) + (len(token) - 1) * 300
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return chr(index) if index < 300 else chr(index - 300) * 2
+
+
+def test_a_tokenizer_in_python_whose_tokens_cross_a_border_is_followed_up_to_it() -> None:
+    """Its tokens of the parts of a text are not those of the whole."""
+    tokenizer = Joins()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + ':' + m.content + '.' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
     )
+    talk = [{"role": "user", "content": "aa."}, {"role": "assistant", "content": "bb."}]
+    (sample,) = talks(talk).chat(tokenizer)
+    assert [tokenizer._convert_id_to_token(one) for one in sample["labels"].tolist() if one != -100] == ["bb", ".."]
+    with pytest.raises(
+        bf.DataError, match=r"message 1 cannot be told: a token lies across its border \(token \d+, '::'\)"
+    ):
+        list(talks([talk[0], {"role": "assistant", "content": ":b"}]).chat(tokenizer))
 
 
 def test_special_tokens_are_those_of_the_template_alone() -> None:
@@ -143,30 +185,146 @@ def test_conversations_become_batches_padded_by_the_tokenizer(tmp_path: Path) ->
     assert [sample["labels"].tolist() for sample in stored] == [sample["labels"].tolist() for sample in data]
 
 
+# -- what a conversation may say --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "on"), [("train", False, True), ("weight", 0, 1), ("loss_mask", 0, 1), ("weight", 0.0, 1.0)]
+)
+@pytest.mark.parametrize("template", [make.CHATML, make.MARKED])
+def test_marks_on_messages_are_obeyed(template: str, name: str, off: Any, on: Any) -> None:
+    tokenizer = make.chatty(template)
+    marked = [TALK[0], TALK[1] | {name: on}, TALK[2] | {name: off}, TALK[3], TALK[4] | {name: on}]
+    given: list[Any] = [marked, json.dumps(marked)]
+    for messages in given:
+        found = {
+            how: said(tokenizer, *talks(messages).chat(tokenizer, train_on=how))
+            for how in ("assistant", "last", "marked")
+        }
+        assert found == {
+            "assistant": ["x<|im_end|>"],
+            "last": ["x<|im_end|>"],
+            "marked": ["hello<|im_end|>", "x<|im_end|>"],
+        }
+        (sample,) = talks(messages).chat(tokenizer, train_on="all")
+        assert "".join(said(tokenizer, sample)).count("the fox") == 0
+        assert said(tokenizer, sample)[-1].endswith("x<|im_end|>\n")
+    alone = [TALK[1], TALK[2] | {name: off}]
+    with pytest.raises(
+        bf.DataError, match=r"no message is left to train on: train_on='last' and train, weight, loss_mask"
+    ):
+        list(talks(alone).chat(tokenizer, train_on="last"))
+    with pytest.raises(bf.DataError, match=r"no message is left to train on: train_on='marked'"):
+        list(talks(TALK).chat(tokenizer, train_on="marked"))
+
+
+@pytest.mark.parametrize("mark", ["yes", 0.5, 2, [1]])
+def test_a_mark_is_0_or_1(mark: Any) -> None:
+    with pytest.raises(
+        bf.DataError, match=rf"row 0: .*weight of message 2 must be 0 or 1, .* \(got {re.escape(repr(mark))}\)"
+    ):
+        list(talks(json.dumps([*TALK[:2], TALK[2] | {"weight": mark}])).chat(PLAIN))
+
+
+def test_a_variable_of_the_template_goes_to_it() -> None:
+    template = make.CHATML.replace("one.content or ''", "one.content or '') + (ending or ''")
+    data = talks(TALK).chat(make.chatty(template), template_kwargs={"ending": "!"})
+    tokenizer = make.chatty(template)
+    (sample,) = data
+    assert said(tokenizer, sample) == ["the fox!<|im_end|>", "x!<|im_end|>"]
+    assert sample["input_ids"].tolist() == tokenizer.apply_chat_template(TALK, ending="!")["input_ids"]
+
+
+def test_messages_of_older_forms_are_those_of_today() -> None:
+    """ShareGPT's, in which a call is JSON text of its own."""
+    calls = make.CHATML.replace(
+        "(one.content or '')", "(one.content or '') + (one.tool_calls | tojson if one.tool_calls else '')"
+    )
+    tokenizer = make.chatty(calls)
+    call = {"name": "f", "arguments": {"a": 1}}
+    old = [
+        *({"from": "system", "value": "be brief"}, {"from": "human", "value": "hello"}),
+        *({"from": "function_call", "value": json.dumps(call)}, {"from": "observation", "value": "3"}),
+        {"from": "gpt", "value": "x", "weight": 1},
+    ]
+    new = [
+        *TALK[:2],
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        *({"role": "tool", "content": "3"}, {"role": "assistant", "content": "x", "weight": 1}),
+    ]
+    (one,), (other,) = (talks(json.dumps(some)).chat(tokenizer) for some in (old, new))
+    assert one["input_ids"].tolist() == other["input_ids"].tolist() == tokenizer.apply_chat_template(new)["input_ids"]
+    assert said(tokenizer, one) == said(tokenizer, other)
+    assert said(tokenizer, one)[-1] == "x<|im_end|>"
+    unread = [{"from": "function_call", "value": "f()"}]
+    assert said(tokenizer, *talks(unread).chat(tokenizer)) == ["f()<|im_end|>"]
+    with pytest.raises(bf.DataError, match=r"no message is the assistant's \(roles: 'alice'\)"):
+        list(talks([{"from": "alice", "value": "x"}]).chat(tokenizer))
+
+
+def test_messages_may_be_json_texts_of_each() -> None:
+    (one,), (other,) = (talks(some).chat(PLAIN) for some in (TALK, [json.dumps(message) for message in TALK]))
+    assert one["labels"].tolist() == other["labels"].tolist()
+
+
+def test_tools_in_json_keep_their_nulls() -> None:
+    tools = [{"name": "f", "parameters": {"a": {"default": None}}}]
+    wanted = PLAIN.apply_chat_template(TALK, tools=tools)["input_ids"]
+    for text in (json.dumps(tools), [json.dumps(one) for one in tools]):
+        (sample,) = talks(TALK, tools=text).chat(PLAIN)
+        assert sample["input_ids"].tolist() == wanted
+
+
+PARTS_ALONE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+EITHER = PARTS_ALONE.replace("{% for part", "{% if m.content is string %}{{ m.content }}{% else %}{% for part").replace(
+    "{{ part.text }}{% endfor %}", "{{ part.text }}{% endfor %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [make.CHATML, PARTS_ALONE, EITHER])
+def test_contents_are_texts_or_parts_whatever_the_template_takes(template: str) -> None:
+    tokenizer = make.chatty(template)
+    parts = [
+        message | {"content": [{"type": "text", "text": one} for one in message["content"].partition(" ")]}
+        for message in TALK
+    ]
+    for messages in (TALK, parts):
+        (sample,) = talks(messages).chat(tokenizer)
+        assert said(tokenizer, sample) == TURNS["assistant"]
+        assert sample["input_ids"].tolist() == make.chatty().apply_chat_template(TALK)["input_ids"]
+
+
+def test_a_part_that_is_no_text_is_an_error_where_the_template_takes_text_alone() -> None:
+    talk = [{"role": "user", "content": [{"type": "image", "url": "x"}]}, {"role": "assistant", "content": "a"}]
+    with pytest.raises(
+        bf.DataError, match=r"takes text alone, and message 0 has a part of type 'image'\. Leave such parts out"
+    ):
+        list(talks(json.dumps(talk)).chat(PLAIN))
+
+
 # -- what cannot be told ---------------------------------------------------------------------------------------------------
 
 
-FORGETFUL = make.CHATML.replace(
-    "(one.content or '')", "(one.content if loop.last or one.role != 'assistant' else one.content | upper)"
-)
-LAST_ONLY = "{% for one in messages %}{{ one.content }}{% endfor %}{{ '</s>' }}"
+SORTED = "{{ messages | map(attribute='content') | map('lower') | sort | join(' ') }}"
 
 
 @pytest.mark.parametrize(
     ("template", "conversation", "message"),
     [
         (
-            FORGETFUL,
+            SORTED,
             TALK,
-            r"DataError: .*message 2 cannot be told: the chat template writes the messages up to it otherwise when more messages "
-            r"follow \('the fox.*', not 'THE FOX.*', from character \d+ on\); mark what it generates by \{% generation %\}",
+            r"DataError: .*message 2 cannot be told from what this \w+'s chat template writes\. It writes the messages up to it "
+            r"otherwise when more follow \('the fox', not 'more\? the fox x', from character 15 on\)\. Mark what it ",
         ),
         (
-            LAST_ONLY,
+            "{{ raise_exception('roles must alternate') }}",
             TALK,
-            r"DataError: .*message 2 cannot be told: the chat template writes the messages before it, and the prompt",
+            r"StageError: .*TemplateError: roles must alternate\. The chat template refuses this conversation: mend it \(map\)",
         ),
-        ("{{ raise_exception('roles must alternate') }}", TALK, r"StageError: .*TemplateError: roles must alternate"),
         (
             make.MARKED.replace("{{ one.content + '<|im_end|>' }}", ""),
             TALK,
@@ -175,8 +333,8 @@ LAST_ONLY = "{% for one in messages %}{{ one.content }}{% endfor %}{{ '</s>' }}"
         (make.CHATML, TALK[:2], r"DataError: .*no message is the assistant's \(roles: 'system', 'user'\)"),
         (
             make.CHATML,
-            [{"from": "gpt", "value": "x"}],
-            r"DataError: .*message 0 must be a dict with a role, as .* \(keys: from, value\); rename",
+            [{"who": "gpt", "value": "x"}],
+            r"DataError: .*message 0 must be a dict with a role, as .* \(keys: who, value\); rename",
         ),
         (make.CHATML, [], r"DataError: .*a conversation must be a list of messages \(got '\[\]'\)"),
         (make.CHATML, None, r"DataError: .*a conversation must be a list of messages \(got 'null'\)"),
@@ -210,7 +368,7 @@ def test_a_token_across_the_border_of_a_turn_is_no_guess() -> None:
     tokenizer.add_tokens(["\n\n"])
     talk = [TALK[1], {"role": "assistant", "content": "\nx"}]
     with pytest.raises(
-        bf.DataError, match=r"message 1 cannot be told: a token lies across its border \(token \d+ is \["
+        bf.DataError, match=r"message 1 cannot be told: a token lies across its border \(token \d+, '\\n\\n'\)"
     ):
         list(talks(talk).chat(tokenizer))
     with talks(TALK, talk).chat(tokenizer, on_error="skip").iter() as it:
@@ -236,10 +394,24 @@ def test_a_tokenizer_that_does_not_chat_is_refused(tokenizer: Any, kind: type[Ex
 
 
 def test_settings_are_checked_at_construction() -> None:
-    with pytest.raises(ValueError, match=r"^train_on must be one of assistant, last, all \(got 'user'\)$"):
+    with pytest.raises(ValueError, match=r"^train_on must be one of assistant, last, all, marked \(got 'user'\)$"):
         talks(TALK).chat(PLAIN, train_on="user")  # type: ignore[arg-type]
     with pytest.raises(bf.DataError, match=r"^chat: there is a column 'labels' already \(.*\); drop or rename it$"):
         list(talks(TALK, labels=[1]).chat(PLAIN))
+    with pytest.raises(
+        ValueError, match=r"^template_kwargs go to the chat template, and 'tools' is no variable of yours in it$"
+    ):
+        talks(TALK).chat(PLAIN, template_kwargs={"tools": []})
+    with pytest.raises(
+        TypeError, match=r"^template_kwargs takes a dict by name, such as \{'enable_thinking': False\} \(got 3\)$"
+    ):
+        talks(TALK).chat(PLAIN, template_kwargs=3)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"^end_token must be a token of this \w+ \(got '<none>'\)\. Its add_special_tokens adds"
+    ):
+        talks(TALK).chat(PLAIN, end_token="<none>")
+    with pytest.raises(TypeError, match=r"^train_empty_think must be True or False \(got 'yes'\)$"):
+        talks(TALK).chat(PLAIN, train_empty_think="yes")  # type: ignore[arg-type]
 
 
 def test_a_template_that_writes_the_date_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -259,6 +431,18 @@ def test_a_state_of_another_template_or_other_turns_is_refused(tmp_path: Path) -
         talks(TALK, TALK).chat(MARKED).iter(state)
     with pytest.raises(bf.StateError, match="train_on was 'assistant' when it was saved and is 'last'"):
         talks(TALK, TALK).chat(PLAIN, train_on="last").iter(state)
+    settings: list[dict[str, Any]] = [
+        {"end_token": "[PAD]"},
+        {"train_empty_think": True},
+        {"template_kwargs": {"a": 1}},
+    ]
+    for how in settings:
+        with pytest.raises(bf.StateError, match=next(iter(how))):
+            talks(TALK, TALK).chat(PLAIN, **how).iter(state)
+    it = talks(TALK, TALK).chat(PLAIN, template_kwargs={"a": 1}).iter()
+    next(it)
+    (third,) = talks(TALK, TALK).chat(PLAIN, template_kwargs={"a": 1}).iter(it.state_dict())
+    assert third["labels"].tolist() == first["labels"].tolist()
 
 
 def test_workers_of_either_kind_give_the_same() -> None:
