@@ -636,8 +636,8 @@ MUTANTS = [
     Mutant(
         "other rows that are allowed are not said",
         "core/replay.py",
-        "        if not self._said:\n",
-        "        if self._said:\n",
+        "        if not said:\n",
+        "        if said:\n",
         of("test_edits", "test_other_rows_go_on_where_they_are_allowed_and_it_is_said_once"),
     ),
     Mutant(

@@ -43,9 +43,9 @@ class OtherRows:
         self._said = False
 
     def say(self, words: str) -> None:
-        if not self._said:
+        said, self._said = self._said, True
+        if not said:
             logger.warning("%s. This run goes on with the rows as they are now, as allow={'rows'} says", words)
-        self._said = True
 
 
 ALLOWED: Final[ContextVar[OtherRows | None]] = ContextVar("brimful_allowed", default=None)

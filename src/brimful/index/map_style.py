@@ -116,8 +116,11 @@ class MapStyleIndex(DataIndex):
         return [] if self.length_of is None else [f"from_dataset({name_of(self.length_of)})"]
 
     def fingerprint(self) -> dict[str, int]:
-        crc = {} if self.given is None else {"lengths_crc32": crc32(np.ascontiguousarray(self.given).data)}
-        return {"rows": len(self), **crc}
+        return {"rows": len(self), **self._crc32}
+
+    @once
+    def _crc32(self) -> dict[str, int]:
+        return {} if self.given is None else {"lengths_crc32": crc32(np.ascontiguousarray(self.given).data)}
 
     @once
     def schema(self) -> pa.Schema:

@@ -123,7 +123,11 @@ class LengthIndex(DataIndex):
         return self._origins, numbers
 
     def fingerprint(self) -> dict[str, int]:
-        return {"samples": len(self), "lengths_crc32": crc32(np.ascontiguousarray(self.values).data)}
+        return {"samples": len(self), "lengths_crc32": self._crc32}
+
+    @once
+    def _crc32(self) -> int:
+        return crc32(np.ascontiguousarray(self.values).data)
 
     @once
     def _origins(self) -> Block:
