@@ -165,7 +165,7 @@ def test_a_refusal_that_names_no_sample_it_was_given_is_raised(samples: dict[str
         def plan(self, lengths: ArrayLike) -> Plan:
             raise OverlongError("no", **samples)
 
-    with pytest.raises(OverlongError, match="^no$"):
+    with pytest.raises(OverlongError, match=r"^no$"):
         plan_with(Vague(), [1, 2], "drop")
 
 

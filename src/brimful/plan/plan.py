@@ -349,7 +349,7 @@ def _too_small(plan: Plan, lengths: IntArray) -> str:
 
 
 def _filled_up(policy: Policy, plan: Plan) -> str:
-    """Why rows that are copies would count as samples; "" where there are none, or a policy says its shapes, and they are marked."""
+    """Why rows that are copies would count as samples; "" where none are, or where the policy says its shapes: they are marked."""
     sizes = np.diff(plan.bounds)
     more = plan.padded_sizes > sizes
     if not more.any() or getattr(policy, "shapes", None) is not None:
