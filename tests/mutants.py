@@ -1079,7 +1079,7 @@ MUTANTS = [
     ),
     Mutant(
         "a budget holds before lengths are rounded",
-        "plan/buckets.py",
+        "plan/rounded.py",
         "planned(self.policy, self.rounding(lengths))",
         "planned(self.policy, lengths)",
         of("tensors/test_columns", "test_any_policy_pads_to_multiples_and_buckets_within_its_limits"),
