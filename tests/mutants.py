@@ -77,8 +77,8 @@ MUTANTS = [
     Mutant(
         "a window's state is the place after the block in which it begins",
         "batching/windows.py",
-        "_BlockInParts(before, skip, crc, block.slice(skip))",
-        "_HeldBlock(after, skip, crc, block.slice(skip))",
+        "_BlockInParts(before, skip, crc, block.slice(skip), left_out)",
+        "_BlockInParts(after, skip, crc, block.slice(skip), left_out)",
         law("batching.Buffered"),
     ),
     Mutant(
