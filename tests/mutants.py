@@ -77,8 +77,8 @@ MUTANTS = [
     Mutant(
         "a window's state is the place after the block in which it begins",
         "batching/windows.py",
-        "_BlockInParts(before, gone, *own, block.slice(gone))",
-        "_BlockInParts(after, gone, *own, block.slice(gone))",
+        "_BlockInParts(before, gone, *own, block.slice(gone), left_out)",
+        "_BlockInParts(after, gone, *own, block.slice(gone), left_out)",
         law("batching.Buffered"),
     ),
     Mutant(
@@ -1154,7 +1154,7 @@ MUTANTS = [
     ),
     Mutant(
         "a budget holds before lengths are rounded",
-        "plan/buckets.py",
+        "plan/rounded.py",
         "planned(self.policy, self.rounding(lengths))",
         "planned(self.policy, lengths)",
         of("tensors/test_columns", "test_any_policy_pads_to_multiples_and_buckets_within_its_limits"),

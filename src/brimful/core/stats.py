@@ -50,7 +50,10 @@ class Stats(Mapping[str, Any]):
     `seconds_waited` of these, and for `seconds_to_first` for the first item. `stall_share` is the share of waiting.
     Time between two calls belongs to the consumer, pauses included.
 
-    These count when it happens, up to a window ahead of the consumer. `skipped`: records left out (on_error="skip").
+    These count what was left out on the way to the items that were taken. A window counts when its first batch is taken.
+    What was counted before a state was saved is not counted again by a resume: both runs together count it once. What a
+    filter of indexed data leaves out belongs to the run that began without a state. `skipped`: records left out
+    (on_error="skip").
     `skipped_shards`: skipped records that also lose the rest of their shard (a damaged archive, other columns).
     `dropped`: samples left out. `truncated`: samples that were cut, also texts that `tokenize` cuts. `alone`: samples
     in a batch of their own. `dropped_tokens`: tokens of dropped and truncated samples, and of chunks that were not

@@ -134,12 +134,14 @@ def micro_batches(
     costs = sample_costs(lengths, cost)
     number, part_of = _fewest(lengths, costs, max_tokens, num_ranks if same_count else 1)
     costs_of = part_sums(part_of, costs, number)
+    del costs
     dearest = np.argsort(-costs_of, kind="stable")
     rank_of = in_turns(costs_of[dearest], num_ranks)
-    order = dearest[np.argsort(rank_of, kind="stable")]  # rank after rank
     place = np.empty(number, np.int64)
-    place[order] = np.arange(number)
-    parts = iter(_cut(lengths, place[part_of], number))
+    place[dearest[np.argsort(rank_of, kind="stable")]] = np.arange(number)  # rank after rank
+    part_of = place[part_of]
+    del costs_of, dearest, place
+    parts = iter(_cut(lengths, part_of, number))
     return [list(islice(parts, count)) for count in np.bincount(rank_of, minlength=num_ranks).tolist()]
 
 
@@ -205,16 +207,17 @@ def _fewest(lengths: IntArray, costs: FloatArray, max_tokens: int, step: int) ->
     """The least number of parts, a multiple of `step`, for which a way was found to keep the limit, and the part of each sample.
 
     It lies between what no way can do without and what best fit takes. A few numbers are tried one after another, since a way
-    may be found for one and not for the next; many by bisection.
+    may be found for one and not for the next; more by bisection; of many samples these two alone.
     """
+    many = len(lengths) > _DIFFERENCED
     low = -(-_no_fewer(lengths, max_tokens) // step)
     high = max(low, -(-int(_fitted(lengths, max_tokens).max(initial=0) + 1) // step))
     found: tuple[int, IntArray] | None = None
     while found is None or low < high:
-        tried = low if (high - low) * len(lengths) <= _TRIED_IN_TURN else (low + high) // 2
+        tried = low if many or (high - low) * len(lengths) <= _TRIED_IN_TURN else (low + high) // 2
         part_of = _summed(_Work(lengths, costs, tried * step, max_tokens))
         if part_of is None:
-            low = tried + 1
+            low = high if many else tried + 1
         else:
             found, high = (tried * step, part_of), tried
     return found
@@ -343,34 +346,41 @@ def _one_by_one(loads: FloatArray, costs: FloatArray) -> list[int]:
 def _differenced(work: _Work) -> IntArray:
     """Largest differencing: of all ways to deal some samples the two most unequal ones are joined, dear parts to cheap ones.
 
-    Parts without a sample, as most are at first, are left out of a way.
+    A way has the loads of its parts, dearest first, and their samples as chains: the first and the last of each, and for each
+    sample the next. Parts without a sample, as most are at first, are left out.
     """
     order = np.argsort(-work.costs, kind="stable")
     size = work.num_parts if work.equal_count else 1
-    heap: list[tuple[float, int, FloatArray, list[list[int]]]] = []
+    following = np.full(len(order), -1)
+    heap: list[tuple[float, int, FloatArray, IntArray, IntArray]] = []
     for number, start in enumerate(range(0, len(order), size)):
-        members = order[start : start + size].tolist()
+        members = order[start : start + size]
         loads = work.costs[members]
         least = loads[-1] if len(members) == work.num_parts else 0.0
-        heap.append((least - loads[0], number, loads, [[member] for member in members]))
+        heap.append((least - loads[0], number, loads, members, members))
     heapify(heap)
     while len(heap) > 1:
-        _, number, loads, slots = heappop(heap)
-        _, _, others, more = heappop(heap)
-        both = min(len(loads) + len(others), work.num_parts)
-        joined = np.zeros(both)
-        joined[: len(loads)] = loads
-        joined[both - len(others) :] += others[::-1]
-        falling = np.argsort(-joined, kind="stable").tolist()
-        slots += [[] for _ in range(both - len(slots))]
-        more += [[] for _ in range(both - len(more))]
-        slots = [slots[at] + more[-1 - at] for at in falling]
+        _, number, loads, firsts, lasts = heappop(heap)
+        _, _, *other = heappop(heap)
+        more, more_firsts, more_lasts = (each[::-1] for each in other)
+        both = min(len(loads) + len(more), work.num_parts)
+        shared = len(loads) + len(more) - both  # parts that have samples of the two ways
+        joined = np.concatenate([loads, more[shared:]])
+        joined[len(loads) - shared : len(loads)] += more[:shared]
+        following[lasts[len(lasts) - shared :]] = more_firsts[:shared]
+        falling = np.argsort(-joined, kind="stable")
+        firsts = np.concatenate([firsts, more_firsts[shared:]])[falling]
+        lasts = np.concatenate([lasts[: len(lasts) - shared], more_lasts])[falling]
         joined = joined[falling]
         least = joined[-1] if both == work.num_parts else 0.0
-        heappush(heap, (least - joined[0], number, joined - least, slots))
+        heappush(heap, (least - joined[0], number, joined - least, firsts, lasts))
     part_of = np.empty(len(order), np.int64)
-    for part, slot in enumerate(heap[0][3] if heap else []):
-        part_of[slot] = part
+    if heap:
+        samples, parts = heap[0][3], np.arange(len(heap[0][3]))
+        while len(samples):
+            part_of[samples] = parts
+            samples = following[samples]
+            samples, parts = samples[samples >= 0], parts[samples >= 0]
     return part_of
 
 
@@ -410,7 +420,8 @@ def _exchanged(work: _Work, part_of: IntArray) -> IntArray:
     """The same after exchanges between the dearest part and another: a sample for a cheaper one, or for none."""
     part_of = _none_empty(work, part_of)
     loads, tokens = work.loads(part_of), work.tokens(part_of)
-    if loads.max() <= work.bound * _SETTLED:
+    enough = work.bound * _SETTLED
+    if loads.max() <= enough:
         return part_of
     order = np.lexsort((work.costs, part_of))  # each part's cheapest first
     ends = np.cumsum(np.bincount(part_of, minlength=work.num_parts))
@@ -424,7 +435,7 @@ def _exchanged(work: _Work, part_of: IntArray) -> IntArray:
     before = np.inf
     for number in range(min(8 * work.num_parts, _EXCHANGES // work.num_parts) + 64):
         dearest = int(loads.argmax())
-        settled = loads[dearest] <= work.bound * _SETTLED
+        settled = loads[dearest] <= enough
         if not number % (work.num_parts + 8):  # each part had its turn, and hardly anything came of it
             settled, before = settled or loads[dearest] * _SETTLED > before, loads[dearest]
         if settled:
@@ -440,9 +451,9 @@ def _exchanged(work: _Work, part_of: IntArray) -> IntArray:
             part_of[sample] = target
             loads[[source, target]] += -work.costs[sample], work.costs[sample]
             tokens[[source, target]] += -work.lengths[sample], work.lengths[sample]
-            own = members(target)
+            own, place = members(target), np.searchsorted(work.costs[members(target)], work.costs[sample])
             changed[source] = members(source)[members(source) != sample]
-            changed[target] = np.insert(own, np.searchsorted(work.costs[own], work.costs[sample]), sample)
+            changed[target] = np.concatenate([own[:place], [sample], own[place:]])
     return part_of
 
 

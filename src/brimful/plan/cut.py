@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import sqrt
 from typing import Any
 
@@ -60,7 +60,7 @@ def assemble(lengths: IntArray, padded: IntArray, order: IntArray, starts: IntAr
 
 def cut_at(order: IntArray, starts: IntArray) -> list[IntArray]:
     """The parts of `order` that begin at `starts`."""
-    return [order[start:end] for start, end in pairwise([*starts.tolist(), len(order)])]
+    return [order[start:end] for start, end in pairwise(chain(map(int, starts), [len(order)]))]  # as a list: 36 bytes a part
 
 
 def longest_first(lengths: IntArray) -> IntArray:
