@@ -142,8 +142,8 @@ class Batches:
         The order of all batches does not depend on the world size. With indexed data, a state is the same on all ranks,
         and a state of 8 ranks resumes on 1, 2, 4 or 16. With `from_files(streams=n)`, each rank reads and saves its own
         streams. Join the states of all ranks with `bf.merge_states` (or save the loader with
-        torch.distributed.checkpoint), and resume on any world size that divides n. Each batch carries `weight`,
-        `is_filler` and `num_ranks`. Rank and world size are looked up when you iterate.
+        torch.distributed.checkpoint), and resume on any world size that divides n. Each batch carries `weight` and
+        `is_filler`. Rank and world size are looked up when you iterate.
 
         Indexed data with labels also give each batch `num_items_in_batch`, () int64. It is the number of labels in the
         whole step, on all ranks together, without those of fillers and copies. `bf.token_mean` divides by it. Integers

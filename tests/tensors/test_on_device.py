@@ -57,7 +57,7 @@ def test_every_tensor_is_on_the_device_and_what_is_none_stays() -> None:
     for batch in batches().shard(0, 2).to_device("meta"):
         kinds = {name: one.device.type for name, one in batch.items() if isinstance(one, torch.Tensor)}
         assert set(kinds.values()) == {"meta"}
-        assert {*batch} - {*kinds} == {"text", "weight", "is_filler", "num_ranks"}
+        assert {*batch} - {*kinds} == {"text", "weight", "is_filler"}
 
 
 def test_epochs_go_on_ahead_and_map_after_it_sees_the_device() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -310,8 +312,10 @@ def test_a_compiled_step_of_copies_has_one_graph() -> None:
 
     each = torch.ones(4, requires_grad=True)
     compiled = torch.compile(step, fullgraph=True, backend="eager")
-    for batch in (copies(), copies() | {"weight": 0.0, "is_filler": True}):
-        torch.testing.assert_close(compiled(each, batch), step(each, batch))
+    data = MAKES["static"](bf.from_sequence(rows("number")), 1)
+    for batch in (copies(), *data.shard(0, 2), *data.shard(1, 2)):
+        losses = each[:1].expand(len(batch["labels"]))
+        torch.testing.assert_close(compiled(losses, batch), step(losses, batch))
 
 
 def test_async_loader_counts_no_fillers_and_no_copies() -> None:
@@ -323,6 +327,16 @@ def test_async_loader_counts_no_fillers_and_no_copies() -> None:
         loader = bf.AsyncLoader(made, "cpu", buckets=[8], pad_value_dict={"input_ids": 0, "attention_mask": 0})
         assert len(list(loader)) == len(made)
         assert (loader.stats.samples, loader.stats.tokens) == (it.stats.samples, it.stats.tokens)  # type: ignore[union-attr]
+
+
+def test_a_weight_goes_wherever_a_batch_goes() -> None:
+    """With the number of ranks, by which `token_mean` divides where no process group says it."""
+    (batch,) = bf.from_sequence([{"input_ids": [1], "labels": 0.5}] * 4).batch(2).shard(1, 2)
+    sent = next(iter(bf.from_sequence([{"input_ids": [1], "labels": 0.5}] * 4).batch(2).shard(1, 2).to_device("cpu")))
+    for one in (batch, sent, dict(batch), batch | {"x": 1}, copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):
+        assert float(bf.token_mean(torch.tensor(4.0), one)) == 2.0
+        assert one["weight"] == 1.0
+    assert json.dumps(batch["weight"]) == "1.0"
 
 
 # -- keys of brimful's own

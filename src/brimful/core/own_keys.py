@@ -12,12 +12,31 @@ NUM_ITEMS: Final = ("num_items_in_batch", "num_items_on_rank")
 """How many labels an optimizer step has: on all ranks, or on this one."""
 WEIGHTS: Final = "sample_weights"
 """A number a row, 0 where a row counts for nothing."""
-OF_RANKS: Final = ("weight", "is_filler", "num_ranks", NUM_ITEMS[0])
+OF_RANKS: Final = ("weight", "is_filler", NUM_ITEMS[0])
 """What a data-parallel rank's batch has beside its columns."""
 OF_STEPS: Final = (NUM_ITEMS[1], "ends_step")
 """What a batch of an optimizer step of several has beside these."""
 OWN_KEYS: Final = (*OF_RANKS, *OF_STEPS, WEIGHTS, "lengths")
 """All keys of a batch that brimful makes, and no model takes."""
+
+
+class RankWeight(float):
+    """The weight of a batch of one of several data-parallel ranks. It knows how many there are, whose gradients are averaged.
+
+    >>> weight = RankWeight(1.0, 8)
+    >>> weight, weight.num_ranks
+    (1.0, 8)
+    """
+
+    num_ranks: int
+
+    def __new__(cls, weight: float, num_ranks: int) -> RankWeight:
+        made = float.__new__(cls, weight)
+        made.num_ranks = num_ranks
+        return made
+
+    def __getnewargs__(self) -> tuple[float, int]:  # type: ignore[override]
+        return float(self), self.num_ranks
 
 
 def rows_that_count(batch: Mapping[Any, Any]) -> torch.Tensor | bool:
@@ -29,7 +48,7 @@ def rows_that_count(batch: Mapping[Any, Any]) -> torch.Tensor | bool:
     (tensor([ True, False]), False, True)
     """
     weight = batch.get("weight")
-    if batch.get("is_filler") is True or (isinstance(weight, int | float) and not weight):
+    if batch.get("is_filler") is True or (isinstance(weight, float) and weight == 0):
         return False
     weights = batch.get(WEIGHTS)
     return True if weights is None else weights > 0

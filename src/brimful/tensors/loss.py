@@ -10,7 +10,7 @@ import torch
 from brimful.batching.batch import Batch
 from brimful.blocks.ragged import NOT_TRAINED_ON, loss_labels
 from brimful.core.errors import DataError
-from brimful.core.own_keys import WEIGHTS, rows_that_count
+from brimful.core.own_keys import WEIGHTS, RankWeight, rows_that_count
 from brimful.tensors.columns import WindowColumns
 
 
@@ -49,7 +49,7 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
             that it has is used. Causal models never predict the first token of a row. Its label is not counted if it is
             -100, as in packed batches.
         process_group: the data-parallel process group, or a device mesh of one dimension. The default is all ranks of
-            torch.distributed if it is initialised. Else W is the batch's `num_ranks`, the ranks of `Batches.shard`.
+            torch.distributed if it is initialised. Else W is the number of ranks of `Batches.shard`, if N is known.
     Raises:
         ValueError: the batch has none of these keys. Or it is part of an optimizer step and has neither number. Or
             `loss_sum` is the result of a mean, as far as autograd shows it. Or it has another number of rows than
@@ -86,7 +86,7 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
     rows = rows_that_count(batch)
     tokens = batch.get("num_items_in_batch")
     if tokens is not None:
-        world_size = world_size or batch.get("num_ranks", 1)
+        world_size = world_size or getattr(batch.get("weight"), "num_ranks", 1)
     else:
         tokens = batch.get("num_items_on_rank")
         if tokens is None:
@@ -189,8 +189,8 @@ def _group(group: Any) -> tuple[Any, int | None]:
 
 
 def weighed(tensors: Any, batch: Batch, columns: WindowColumns, num_items: Mapping[str, int]) -> Any:
-    """A batch (a dict) with what says how much it weighs: of a data-parallel rank `weight`, `is_filler` and `num_ranks`, and
-    `ends_step` where that is known. A filler asks for no label, and its `sample_weights` are 0.
+    """A batch (a dict) with what says how much it weighs: of a data-parallel rank `weight` and `is_filler`, and `ends_step` where
+    that is known. A filler asks for no label, and its `sample_weights` are 0.
 
     `num_items`, the labels of the whole step that are trained on, become () int64: tensors, as they go to the device with the
     batch, and a compiled step does not take each new value for a constant. A number that a collate_fn has set stays.
@@ -201,9 +201,8 @@ def weighed(tensors: Any, batch: Batch, columns: WindowColumns, num_items: Mappi
     if isinstance(tensors, MutableMapping):
         made: dict[str, Any] = {}
         if batch.weight is not None:
-            made |= {"weight": batch.weight, "is_filler": batch.weight == 0}
-        if batch.num_ranks is not None:
-            made["num_ranks"] = batch.num_ranks
+            weight = batch.weight if batch.num_ranks is None else RankWeight(batch.weight, batch.num_ranks)
+            made |= {"weight": weight, "is_filler": weight == 0}
         if batch.ends_step is not None:
             made["ends_step"] = batch.ends_step
         if clash := [name for name in made if name in tensors]:
