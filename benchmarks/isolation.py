@@ -1,7 +1,7 @@
 """Which architectures of transformers keep the samples of a packed row apart, and by which call: the table of docs/isolation.md.
 
-Every causal and encoder architecture of the installed transformers is made small, with random weights, and tried: one sample is
-changed and the others are compared, and each is compared with itself run alone. By eager attention, SDPA and FlexAttention.
+Every causal and encoder architecture of the installed transformers is made small, with random weights, and tried: some samples
+are changed and the others are compared, and each is compared with itself run alone. By eager attention, SDPA and FlexAttention.
 
 make isolation           writes docs/isolation.md and the table that the guard answers from; some minutes
 ... isolation.py NAME    prints the lines of some types (llama, BertForMaskedLM) alone
@@ -262,8 +262,9 @@ HEAD: Final = """# Which models keep the samples of a packed row apart
 A packed row holds several samples end to end. The model decides whether one sample sees another.
 
 `make isolation` writes this page. For each causal and encoder architecture of transformers {version}, it makes a small model
-with random weights, on a CPU. The test changes one sample, and checks whether the output for any other sample changes. Then
-the test changes the padding. Last, the test compares each sample with a run of this sample alone.
+with random weights, on a CPU. The test changes half of the samples, and checks whether the output for any other sample changes.
+It repeats this, so that each sample changes once while each other sample stays. Then the test changes the padding. Last, the
+test compares each sample with a run of this sample alone.
 
 This run tried {made} of {of} architectures:
 

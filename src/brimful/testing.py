@@ -218,7 +218,7 @@ class IsolationReport:
             class), `kind` ("attention", "convolution", "recurrence", "positions", "unknown"), `test` and `difference`.
         remedy: a call that keeps the samples of packed rows apart, if `model(**batch)` does not and one was found.
         dtype: the type that the model computed in.
-        tolerance: the largest change that is no leak, as a share of the output's size.
+        tolerance: the largest change that is no leak, as a share of the size of its feature.
 
     >>> report = IsolationReport(leaks={"packed": None}, remedy="", dtype="float64", tolerance=1e-6)
     >>> report.isolated
@@ -239,27 +239,34 @@ class IsolationReport:
 def assert_isolated(model: Any, batch: Mapping[str, Any] | None = None, attn_implementation: str | None = None) -> None:
     """Asserts that no sample of a batch sees another in a model, and that no real token sees padding.
 
-    It changes a sample and compares all others. Then it changes the padding. Then it compares each sample with itself
-    run alone. A transformers model gets the single sample as one text, without positions or a mask. The model, its
-    mode, gradients, buffers and caches stay as they are. So do the generators of torch, numpy and Python. The model
-    runs in eval mode, so effects of training alone are not seen (such as the statistics of a batch norm).
+    It changes half of the samples, with their labels, and compares all others. It repeats this until each sample was
+    changed once while each other one was not. Then it changes the padding. Then it compares each sample with itself run
+    alone. A transformers model gets the single sample as one text, without positions or a mask. Each feature of an
+    output is compared by its own size, so logits that are masked (-1e9) hide nothing. A value that is finite in one run
+    only is a leak.
+
+    The model, its mode, gradients, buffers and caches stay as they are. So do the generators of torch, numpy and
+    Python. The model runs in eval mode, so effects of training alone are not seen (such as the statistics of a batch
+    norm).
 
     Args:
         model: a module that takes the batch by the names of its forward, or as one argument, or its token ids as one
-            argument. It must return tensors with a value for each token.
+            argument. It must return tensors with a value for each token or for each sample. Other outputs are not
+            compared: a loss, or one value for a packed row of several samples.
         batch: a batch of `pack` or `batch`, or the form in which your step gives it to the model (such as
-            `bf.attention.padding_free(batch)`). A few short samples of it are tried. None: random tokens, packed, and
-            then padded if the model takes such a batch.
+            `bf.attention.padding_free(batch)`). Of a packed batch, up to 8 samples of one row are tried, each with its
+            first 24 tokens. None: random tokens, packed, and then padded if the model takes such a batch.
         attn_implementation: the attention kernel to try, for a transformers model. None: the model's own.
     Raises:
         AssertionError: names the first layer at which samples meet, its kind, and the call that would keep them apart.
-        ValueError: the model returns nothing for each token, or does not run with this kernel. Or its forward needs
-            more than the batch has. Or its parameters are on the meta device, or torch.jit compiled it. Or the number of
-            its token ids is not known (give a batch).
+        ValueError: the model returns nothing for each token or sample, or does not run with this kernel. Or its forward
+            needs more than the batch has. Or its parameters are on the meta device, or torch.jit compiled it. Or the
+            number of its token ids is not known (give a batch).
         TypeError: its forward takes one argument, and runs neither with the batch nor with its token ids.
-    Price: some ten runs on 300 tokens, and a copy of the parameters in float64, for at most 50 million. Larger models,
-        and those that do not run in float64, are tried in their own type. The tolerance is then 1e-6 of the output's
-        size, or 5e-2 in half precision. Between a sample in its row and alone it is 1e-3.
+    Price: some twenty runs on 300 tokens, and a copy of the parameters in float64, for at most 50 million. Larger
+        models, and those that do not run in float64, are tried in their own type. The tolerance is 1e-6 of a feature's
+        size, or 5e-2 in half precision. Between a sample in its row and alone it is 1e-3. Without float64, a feature
+        counts as at least as large as its tensor's mean.
 
     >>> from torch import nn
     >>> class Bags(nn.Module):

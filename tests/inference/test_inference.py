@@ -294,7 +294,7 @@ def test_ctrl_c_says_that_the_same_call_goes_on(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt) as interrupt:
         map_batches_in_order(stopped, TEXTS, 2, output=tmp_path / "out")
-    note = f"To continue, run the same call again. It goes on after the last window in {tmp_path / 'out'}"
+    note = f"To continue, run the same call again. It goes on after the last batch in {tmp_path / 'out'}"
     assert interrupt.value.__notes__[-1] == note, "it stands below the traceback"
 
 

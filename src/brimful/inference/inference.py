@@ -136,8 +136,8 @@ def map_batches_in_order(
 
     Without `output`, the call returns an iterator. It calls `fn` as you take results. With `output`, the call runs at
     once and shows a progress bar if stderr is a terminal. It writes all results to a folder, and returns them as an
-    `IndexedDataset`. If a run is killed, call it again: it repeats the open window only. If all results are there,
-    brimful opens them and does not call `fn`.
+    `IndexedDataset`. If a run is killed, call it again: it repeats the batches of the last 2 seconds only. If all
+    results are there, brimful opens them and does not call `fn`.
 
     brimful plans one window of samples at a time, runs it from the longest batch on, and puts the results in order. A
     batch that runs out of memory is split by sample. From then on, batches of such a shape are split beforehand. A
@@ -154,13 +154,14 @@ def map_batches_in_order(
             or not.
         policy: plans the batches of a window. An int: so many samples of similar length a batch.
         output: a folder for the results, one file a window. Each file is written whole: Parquet if the folder's name
-            ends in .parquet, else JSON lines. Tensors become lists. The returned data set reads the files when you use
-            rows. A dict result becomes a row with its keys. Any other result becomes a row with the column "result". If
-            results have different forms, they fit no table. JSON lines can still hold them. The data set then raises an
-            error when you ask for rows, but you can read the lines yourself.
+            ends in .parquet, else JSON lines. Tensors become lists. Until a window is done, its results are written to
+            the file _open_window every 2 seconds. The returned data set reads the files when you use rows. A dict
+            result becomes a row with its keys. Any other result becomes a row with the column "result". If results have
+            different forms, they fit no table. JSON lines can still hold them. The data set then raises an error when
+            you ask for rows, but you can read the lines yourself.
         window: the number of samples. "auto" brings padding to about 1 %. A few thousand samples may be one window. All
-            its results come, and are written, when the whole window is done. With a smaller window, results are written
-            sooner, and a kill loses less. Choose a small window for a slow `fn`.
+            its results come, and get their file, when the whole window is done. Choose a small window if you want to
+            use results of a slow `fn` soon.
         executor: "local": this process calls `fn`. "ray": workers of a Ray cluster call it, and this process reads,
             plans and sorts. If a worker is killed, another one runs its batch.
         ray_address: the address of the cluster, as for `Dataset.to_store`.
@@ -178,14 +179,17 @@ def map_batches_in_order(
             folder holds other files.
         StageError: (when run) a function in the chain of the data set raised an error.
         torch.OutOfMemoryError: (when run) one sample alone does not fit.
-        DataError: (with `output`) a file of results is missing or damaged, or has the wrong number of results.
+        DataError: (with `output`) a file of results is missing, or not as it was written, by its checksum.
         StateError: (with `output`) the folder's results belong to other data or settings. The error names both. brimful
             compares all samples of a list. For other data it compares the description, and the samples of the last
             finished window.
         RuntimeError: (with `output`) another run writes the folder.
-    State: the folder's _progress.json, 1 KB.
-    Price: two windows of samples and one of results are held. 100 us a batch. `output` takes about 50 ns a token and
-        two files a window. A resumed run reads the last window again. The returned data set holds the rows of 16 files.
+        OSError: (with `output`) the disk is full, or the like. The error names the file.
+    State: the folder's _progress.json, 1 KB, and 30 bytes a file in _checksums.
+    Price: two windows of samples and one of results are held. 100 us a batch, and 2 us a tensor or array in a result:
+        if it is a view, it is copied, so that it does not keep the output of `fn`. `output` takes about 50 ns a token
+        and two files a window. A window that takes longer than 2 seconds is written twice. A resumed run reads the
+        last window and all files of results again. The returned data set holds the rows of 16 files.
         To shuffle it, write it to a store first (`to_store`), or `cache()` it.
 
     >>> import brimful as bf
@@ -234,7 +238,7 @@ def map_batches_in_order(
     try:
         done = run.write(folder)
     except KeyboardInterrupt as error:
-        error.add_note(f"To continue, run the same call again. It goes on after the last window in {folder.path}")
+        error.add_note(f"To continue, run the same call again. It goes on after the last batch in {folder.path}")
         raise
     crc = crc32(json.dumps([settings, done.before["header"], done.digest, done.runs, done.checksums]).encode())
     return IndexedDataset(

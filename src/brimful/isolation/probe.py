@@ -388,9 +388,11 @@ def _seen(place: int, value: Tensor, call: Call) -> _Seen | None:
     # of the sizes the logarithm, so that values that are masked do not hide the others
     total = ((flat.sign() * flat.to(torch.float64).abs().log1p()) @ weights)[..., None] / flat.shape[-1] ** 0.5
     some = flat[..., :: -(-flat.shape[-1] // FEATURES)].to(torch.float64)
-    told = torch.cat((some, total), -1), nan, infinite
-    told = tuple(one.expand(rows, *one.shape[1:]) for one in told) if unit == SLOTS else told
-    return _Seen(place, unit, *(one.cpu() for one in told), square=square)
+    values, nan, infinite = (
+        (one.expand(rows, *one.shape[1:]) if unit == SLOTS else one).cpu()
+        for one in (torch.cat((some, total), -1), nan, infinite)
+    )
+    return _Seen(place, unit, values, nan, infinite, square)
 
 
 # -- the call

@@ -114,11 +114,9 @@ def _shared(batch: Any, share: float) -> Any:
     if isinstance(batch, Mapping):
         new = {name: _times(one, share) if name in NUM_ITEMS else _shared(one, share) for name, one in batch.items()}
         return with_values(batch, new)
-    if isinstance(batch, tuple):
-        if hasattr(batch, "_asdict"):
-            return batch._replace(**_shared(batch._asdict(), share))
-        return tuple(_shared(one, share) for one in batch)
-    return batch
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(**_shared(dict(zip(batch._fields, batch)), share))
+    return tuple(_shared(one, share) for one in batch) if isinstance(batch, tuple) else batch
 
 
 def _times(number: Any, share: float) -> Any:
