@@ -70,6 +70,7 @@ ORACLE = of("test_oracle", "test_random_pipelines_hold_what_plain_python_says[0]
 OTHERS = of("test_oracle", "test_random_pipelines_hold_what_plain_python_says[8]")
 ORDER = of("test_data_order", "test_data_order_is_what_it_was")
 EPOCHS = of("core/test_iterator", "test_a_repeated_shuffled_stream_has_another_order_each_epoch")
+FOUND = "test_a_turn_is_found_however_the_template_goes_through_the_messages"
 EDITED = of("core/test_stage", "test_an_edited_shard_is_refused")
 
 MUTANTS = [
@@ -1106,16 +1107,51 @@ MUTANTS = [
     Mutant(
         "a token across the border of a turn is taken for the assistant's",
         "encoding/conversations.py",
-        "if not np.array_equal(own, beginning):",
-        "if len(own) != len(beginning):",
+        "if over is not None:",
+        "if over is not None and not over:",
         of("rows/test_chat", "test_a_token_across_the_border_of_a_turn_is_no_guess"),
     ),
     Mutant(
         "the end of a turn is not trained on, so that the model never stops",
-        "encoding/conversations.py",
-        "end = closed + 1",
-        "end = closed",
+        "encoding/turns.py",
+        "            end = stop\n",
+        "            end = stop - len(token)\n",
         of("rows/test_chat", "test_what_the_assistant_says_is_trained_on_and_the_end_of_its_turn"),
+    ),
+    Mutant(
+        "a turn that the next role's mark ends does not train it",
+        "encoding/turns.py",
+        "                end = following + len(mark)\n",
+        "                end = following\n",
+        of("encoding/test_turns", "test_the_mark_of_the_next_role_is_trained_where_it_ends_a_turn"),
+    ),
+    Mutant(
+        "a word that begins as the prompt's does is taken for the prompt's",
+        "encoding/turns.py",
+        "        whole = not piece[-1].isalnum() or not text[stop : stop + 1].isalnum()",
+        "        whole = True",
+        of("encoding/test_turns", "test_of_the_prompt_as_much_is_the_header_as_a_turn_has"),
+    ),
+    Mutant(
+        "a think block that the template supplies is trained, and the model unlearns to think",
+        "encoding/turns.py",
+        "        if empty and not self.train_empty_think:\n",
+        "        if empty and self.train_empty_think:\n",
+        of("encoding/test_turns", "test_a_think_block_that_the_template_supplies_is_trained_on_demand"),
+    ),
+    Mutant(
+        "a template is trusted that writes contents in the next iteration",
+        "encoding/turns.py",
+        "            told = len(some) == 1 or any(_ANSWER in part.casefold() for part in written)\n",
+        "            told = True\n",
+        of("encoding/test_turns", f"{FOUND}[the next iteration-six turns]"),
+    ),
+    Mutant(
+        "what a loop writes after one inside it is nobody's",
+        "encoding/traced.py",
+        "        self._write_for(loops[-1][1] if loops else _NOBODY)\n",
+        "        self._write_for(_NOBODY)\n",
+        of("encoding/test_turns", f"{FOUND}[a look ahead-two turns]"),
     ),
     Mutant(
         "a call of a tool has the keys of other rows' tools, null",

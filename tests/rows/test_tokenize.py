@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import tiktoken
+from tokenizers import ByteLevelBPETokenizer, pre_tokenizers
 
 import brimful as bf
+from brimful.encoding.splittable import TIKTOKEN
 from brimful.testing import assert_exact_resume
 from tests import tokenizers as make
 from tests.samples import ids, shard
@@ -256,6 +259,52 @@ def test_an_error_of_the_tokenizer_names_the_row_that_it_fails_on(tmp_path: Path
     with pytest.raises(bf.StageError) as error:
         list(data)
     assert str(error.value).startswith(f"tokenize failed {message}")
+
+
+@pytest.mark.parametrize("engine", ["auto", "tokenizer"])
+@pytest.mark.parametrize("name", ["gpt2", "cl100k"])
+def test_a_panic_of_a_library_names_the_row_and_the_remedy(tmp_path: Path, name: str, engine: Any) -> None:
+    """A panic of Rust is no `Exception`: tiktoken's patterns go so deep in a run of a million spaces."""
+    ranks = {bytes([one]): one for one in range(256)}
+    spaces = tiktoken.Encoding(name, pat_str=TIKTOKEN[name], mergeable_ranks=ranks, special_tokens={})
+    data = shard(tmp_path, [{"text": "a"}, {"text": f"b{' ' * 1_000_000}c"}]).tokenize(spaces, engine=engine)
+    with pytest.raises(
+        bf.StageError, match=r"^tokenize failed at shard a\.jsonl, line 2: PanicException: .*shorten long runs of one"
+    ):
+        list(data)
+
+
+class Spaces:
+    """A pre-tokenizer in Python."""
+
+    def pre_tokenize(self, text: Any) -> None:
+        text.split(lambda number, part: part.split(" ", "removed"))
+
+
+def test_a_part_of_a_tokenizer_in_python_is_refused_with_the_remedy() -> None:
+    tokenizer = make.bpe()
+    tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Spaces())
+    chatty = make.chatty()
+    chatty.backend_tokenizer.pre_tokenizer = tokenizer.pre_tokenizer
+    refused: list[Any] = [
+        lambda: bf.from_sequence(["a b"]).tokenize(tokenizer),
+        lambda: bf.from_sequence(["a b"]).tokenize(chatty),
+        lambda: bf.from_sequence([{"messages": []}]).chat(chatty),
+    ]
+    for make_data in refused:
+        with pytest.raises(
+            ValueError, match=r"cannot be copied for threads and processes: .*Custom PreTokenizer .*takes a function"
+        ):
+            make_data()
+    (sample,) = bf.from_sequence(["a b"]).tokenize(lambda texts: [one.ids for one in tokenizer.encode_batch(texts)])
+    assert sample["input_ids"].tolist() == tokenizer.encode("a b").ids
+
+
+def test_the_classes_around_a_tokenizer_are_that_tokenizer() -> None:
+    around = ByteLevelBPETokenizer()
+    around.train_from_iterator(TEXTS * 3, vocab_size=300, show_progress=False)
+    (sample,) = bf.from_sequence(["the quick fox"]).tokenize(around)
+    assert sample["input_ids"].tolist() == around.encode("the quick fox").ids
 
 
 def test_empty_documents_and_what_was_filtered_out_are_no_trouble() -> None:
