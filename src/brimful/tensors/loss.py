@@ -86,7 +86,7 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
     rows = rows_that_count(batch)
     tokens = batch.get("num_items_in_batch")
     if tokens is not None:
-        world_size = world_size or getattr(batch.get("weight"), "num_ranks", 1)
+        world_size = world_size or int(getattr(batch.get("weight"), "num_ranks", 1))
     else:
         tokens = batch.get("num_items_on_rank")
         if tokens is None:
@@ -109,7 +109,7 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
     if rows is False:
         return nothing(loss_sum)
     count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
-    return _weighed_sum(loss_sum, batch.get(WEIGHTS)) * world_size / count.clamp(min=1)
+    return _weighed_sum(loss_sum, batch.get(WEIGHTS)) * (world_size or 1) / count.clamp(min=1)
 
 
 def num_labels(labels: torch.Tensor, rows: torch.Tensor | bool = True) -> torch.Tensor:
