@@ -254,7 +254,7 @@ def assert_isolated(model: Any, batch: Mapping[str, Any] | None = None, attn_imp
             argument. It must return tensors with a value for each token or for each sample. Other outputs are not
             compared: a loss, or one value for a packed row of several samples.
         batch: a batch of `pack` or `batch`, or the form in which your step gives it to the model (such as
-            `bf.attention.padding_free(batch)`). Of a packed batch, up to 8 samples of one row are tried, each with its
+            `bf.attention.padding_free(batch)`). If it is packed, up to 8 samples of one row are tried, each with its
             first 24 tokens. None: random tokens, packed, and then padded if the model takes such a batch.
         attn_implementation: the attention kernel to try, for a transformers model. None: the model's own.
     Raises:

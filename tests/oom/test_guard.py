@@ -849,6 +849,20 @@ def guarded_without_grad(model: nn.Module) -> OomGuard:
     return oom_guard(step, parameters=[])
 
 
+def test_a_compiled_step_that_changes_buffers_is_compiled_once() -> None:
+    model = Counting(large=True)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    guard = guarded(lambda x: compiled(x), 1 << 20)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    graphs = []
+    for guarded_too in (False, False, True, True, False):
+        guard({"x": X}) if guarded_too else compiled(X).sum().backward()
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs == [1, 2, 2, 2, 2], "the second, as `last` has another shape from then on"
+    assert int(model.calls) == 5
+
+
 def test_a_batch_that_is_skipped_leaves_buffers_as_they_were() -> None:
     model = Counting()
     model.norm = nn.Identity()  # as a batch norm takes no sample alone

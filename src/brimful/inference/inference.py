@@ -186,8 +186,8 @@ def map_batches_in_order(
         RuntimeError: (with `output`) another run writes the folder.
         OSError: (with `output`) the disk is full, or the like. The error names the file.
     State: the folder's _progress.json, 1 KB, and 30 bytes a file in _checksums.
-    Price: two windows of samples and one of results are held. 100 us a batch, and 2 us a tensor or array in a result:
-        if it is a view, it is copied, so that it does not keep the output of `fn`. `output` takes about 50 ns a token
+    Price: two windows of samples and one of results are held. 100 us a batch. Tensors and arrays in results that are
+        views are copied, 2 us each, so that no result keeps the whole output of `fn`. `output` takes about 50 ns a token
         and two files a window. A window that takes longer than 2 seconds is written twice. A resumed run reads the
         last window and all files of results again. The returned data set holds the rows of 16 files.
         To shuffle it, write it to a store first (`to_store`), or `cache()` it.

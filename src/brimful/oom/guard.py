@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from brimful.core.errors import RankError, function, name_of, one_of, other_signature
 from brimful.oom.exhaustion import GuardedCall, PartRunner, Unfit
-from brimful.oom.modules import Buffers, Modules, modules_of_process
+from brimful.oom.modules import Buffers, modules_of_process
 from brimful.oom.parts import divisible, joined
 from brimful.oom.weights import Weigh, Weights
 from brimful.tensors.structures import mapped
@@ -37,8 +37,8 @@ def oom_guard(
     others in its batch (batch norm, in-batch negatives). And nothing is random (dropout). From then on, batches of such
     a shape are split beforehand. Call `optimizer.step()` after the guard, never inside it.
 
-    Before it runs the parts, the guard puts back what the failed step changed: gradients, and the buffers of all
-    modules, such as the statistics of a batch norm. Batch norm still counts each part as a batch. The guard does not
+    Before it runs the parts, the guard puts back what the failed step changed. These are gradients, and buffers of all
+    modules, such as the statistics of a batch norm. A batch norm still counts each part as a batch. The guard does not
     know other attributes of modules, and modules that `gc.freeze` had hidden before its first call.
 
         guard = oom_guard(step, parameters=model.parameters())
@@ -141,7 +141,8 @@ class OomGuard(GuardedCall):
         self._step = step
         self._parameters = None if parameters is None else _tensors(parameters)
         self._distributed = distributed
-        self._modules: Modules | None = None
+        self._modules = modules_of_process()  # now, so that torch tells of those that are made before the first call
+        self._looked = False
         self._runner = PartRunner(unfit, _agreed if distributed == "fsdp" else None)
 
     def __call__(self, batch: Any) -> Any:
@@ -155,8 +156,8 @@ class OomGuard(GuardedCall):
             RankError: (under "fsdp") a rank has too few samples.
         """
         _refuse_unsaid(self._distributed)
-        if self._modules is None:
-            self._modules = modules_of_process()
+        if not self._looked:
+            self._looked = True
             self._modules.look()
         whole = divisible(batch)
         weigh = self._weights.of_parts(batch, _world_size())

@@ -54,6 +54,8 @@ class Modules:
         return _living(self._reducing)
 
     def _registered(self, module: nn.Module, name: str, value: Any) -> None:
+        if torch.compiler.is_compiling():  # a buffer of a module that is known is given another value
+            return
         self._new[id(module)] = module
         if isinstance(value, nn.Module):
             self._new[id(value)] = value
