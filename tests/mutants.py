@@ -1055,8 +1055,8 @@ MUTANTS = [
     Mutant(
         "words stay in the user's own model",
         "encoding/encoders.py",
-        "    return FastEncoder(tokenizer.to_str()",
-        "    tokenizer.encode_batch([f'Zebra number{n} Where' for n in range(40)])\n    return FastEncoder(tokenizer.to_str()",
+        "        serialized = tokenizer.to_str()",
+        "        tokenizer.encode_batch([f'Zebra number{n} Where' for n in range(40)])\n        serialized = tokenizer.to_str()",
         of("encoding/test_encoders", "test_the_users_tokenizer_may_be_trained_anew_and_set_up_anew_afterwards"),
     ),
     Mutant(
