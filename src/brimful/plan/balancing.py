@@ -207,17 +207,16 @@ def _fewest(lengths: IntArray, costs: FloatArray, max_tokens: int, step: int) ->
     """The least number of parts, a multiple of `step`, for which a way was found to keep the limit, and the part of each sample.
 
     It lies between what no way can do without and what best fit takes. A few numbers are tried one after another, since a way
-    may be found for one and not for the next; more by bisection; of many samples these two alone.
+    may be found for one and not for the next; more by bisection.
     """
-    many = len(lengths) > _DIFFERENCED
     low = -(-_no_fewer(lengths, max_tokens) // step)
     high = max(low, -(-int(_fitted(lengths, max_tokens).max(initial=0) + 1) // step))
     found: tuple[int, IntArray] | None = None
     while found is None or low < high:
-        tried = low if many or (high - low) * len(lengths) <= _TRIED_IN_TURN else (low + high) // 2
+        tried = low if (high - low) * len(lengths) <= _TRIED_IN_TURN else (low + high) // 2
         part_of = _summed(_Work(lengths, costs, tried * step, max_tokens))
         if part_of is None:
-            low = high if many else tried + 1
+            low = tried + 1
         else:
             found, high = (tried * step, part_of), tried
     return found
