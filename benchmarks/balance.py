@@ -5,8 +5,9 @@
 Lengths are those of WikiText-2 (bert-base-cased, at most 512), a lognormal of instructions, and a mix with a heavy tail. Work is
 linear + quadratic: that of a transformer 768 wide. First the dearest part over the lower bound, the larger of the mean and the
 dearest sample; then the time for 10^5 lengths; then how micro batches of like lengths, `balance` and groups of pairs grow with
-the number of samples, in time and in memory beside the input; then the share of time that ranks wait for the slowest of their step. At last the
-wall time of training steps of two processes (gloo, a thread each) with a transformer 128 wide, whose attention sees one sample at
+the number of samples, in time and in memory beside the input; then the share of time that ranks wait for the slowest of their
+step. At last the wall time of training steps of two processes (gloo, a thread each) with a transformer 128 wide, whose attention
+sees one sample at
 a time: the same samples dealt at random, to equal tokens, and to equal work as measured. The three take turns. Beside it stands
 the processor time of the busier one, which other programs disturb less.
 """
