@@ -4,8 +4,10 @@
 
 Lengths are those of WikiText-2 (bert-base-cased, at most 512), a lognormal of instructions, and a mix with a heavy tail. Work is
 linear + quadratic: that of a transformer 768 wide. First the dearest part over the lower bound, the larger of the mean and the
-dearest sample; then the time for 10^5 lengths; then the share of time that ranks wait for the slowest of their step. At last the
-wall time of training steps of two processes (gloo, a thread each) with a transformer 128 wide, whose attention sees one sample at
+dearest sample; then the time for 10^5 lengths; then how micro batches of like lengths, `balance` and groups of pairs grow with
+the number of samples, in time and in memory beside the input; then the share of time that ranks wait for the slowest of their
+step. At last the wall time of training steps of two processes (gloo, a thread each) with a transformer 128 wide, whose attention
+sees one sample at
 a time: the same samples dealt at random, to equal tokens, and to equal work as measured. The three take turns. Beside it stands
 the processor time of the busier one, which other programs disturb less.
 """
@@ -20,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import cache
 from heapq import heapify, heappop, heappush
@@ -39,6 +42,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import brimful as bf
 from brimful.plan.budget import sample_costs
+from brimful.plan.groups import optimal_partition
 
 DATA = Path(os.environ.get("BRIMFUL_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 WORK = bf.AttentionCost(quadratic=1 / (6 * 768))
@@ -128,6 +132,46 @@ def time_many(name: str, draw: Callable[[int, int], Lengths]) -> None:
             times.append(time.perf_counter() - start)
         ratio = over_the_bound(sample_costs(lengths, cost), parts)
         print(f"{name:<12}{title:>11}{1e3 * min(times):>9.1f}{1e3 * statistics.median(times):>9.1f} ms{ratio:>10.5f}")
+
+
+def grow() -> None:
+    """Processor time, the most memory at once, and how many parts there are, as the number of samples grows."""
+    draw = np.random.default_rng(0)
+    calls: dict[str, tuple[Callable[[Lengths], Sequence[object]], Callable[[int], Lengths], tuple[int, ...]]] = {
+        f"micro batches, {name}": (
+            lambda lengths: bf.micro_batches(lengths, 100)[0],
+            make,
+            (10_000, 100_000, 1_000_000),
+        )
+        for name, make in {
+            "all 34": lambda count: np.full(count, 34),
+            "33 and 34": lambda count: draw.integers(33, 35, count),
+            "20 to 34": lambda count: draw.integers(20, 35, count),
+        }.items()
+    }
+    calls["balance, attention, a part for 4"] = (
+        lambda lengths: bf.balance(lengths, len(lengths) // 4, cost=WORK),
+        lambda count: draw.integers(1, 2_001, count),
+        (4_096, 10_000, 100_000, 1_000_000),
+    )
+    calls["6 groups of pairs"] = (
+        lambda lengths: optimal_partition(lengths, 6, cost=lambda *pair: sum(pair)),
+        lambda count: draw.integers(1, 2_001, (count, 2)),
+        (128, 512, 2_048),
+    )
+    for name, (call, make, counts) in calls.items():
+        for count in counts:
+            lengths = make(count)
+            start = time.process_time()
+            parts = len(call(lengths))
+            took = time.process_time() - start
+            tracemalloc.start()
+            call(lengths)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            print(
+                f"{name:<34}{count:>10,}{took:>9.3f} s{peak / count:>8.0f} bytes a sample{parts:>10,} parts", flush=True
+            )
 
 
 def work_of(batches: bf.Batches) -> NDArray[np.float64]:
@@ -259,6 +303,8 @@ def main() -> None:
     print("\n10^5 lengths to 64 parts, best and median of 7, and the dearest part over the bound")
     for name, draw in kinds.items():
         time_many(name, draw)
+    print("\nAs the number of samples grows")
+    grow()
     print(f"\n{'Ranks wait':<45}{'no group':>10}{'group':>10}{'cost':>10}{'costs a sample':>15}")
     for name, draw in kinds.items():
         pipelines(name, draw(60_000, 3))

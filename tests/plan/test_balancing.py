@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 import brimful as bf
 from benchmarks.plan import sft, wiki
+from brimful.plan import balancing
 from tests.effort import examples
 
 ATTENTION = bf.AttentionCost(quadratic=1 / 10)
@@ -198,3 +201,64 @@ def test_micro_batches_cost_the_same_on_all_ranks_at_each_place() -> None:
     costs = np.array([[sum(cost(1, length) for length in lengths[part].tolist()) for part in rank] for rank in ranks])
     assert (costs.max(axis=0) <= 1.02 * costs.mean(axis=0)).all()
     assert costs.sum(axis=1).max() <= 1.005 * costs.sum(axis=1).mean()
+
+
+ALIKE: dict[str, Callable[[int], Lengths]] = {
+    "equal": lambda count: np.full(count, 34),
+    "33 and 34": lambda count: np.random.default_rng(0).integers(33, 35, count),
+    "20 to 34": lambda count: np.random.default_rng(0).integers(20, 35, count),
+}
+
+
+@pytest.mark.parametrize("count", [4_097, 20_000])
+@pytest.mark.parametrize("name", sorted(ALIKE))
+def test_many_samples_of_like_lengths_keep_the_limit_in_few_micro_batches(name: str, count: int) -> None:
+    lengths = ALIKE[name](count)
+    (parts,) = bf.micro_batches(lengths, 100)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(count))
+    assert max(int(lengths[part].sum()) for part in parts) <= 100
+    threes = int((lengths == 33).sum()) // 2  # 33 + 33 + 34, while there are two of 33; the rest in pairs
+    least = {
+        "equal": -(-count // 2),
+        "33 and 34": threes + -(-(count - 3 * threes) // 2),
+        "20 to 34": int(lengths.sum()) / 100,
+    }
+    assert len(parts) <= (1.06 if name == "20 to 34" else 1.005) * least[name]
+
+
+@pytest.mark.parametrize("name", ["equal", "33 and 34"])
+def test_micro_batches_of_like_lengths_take_100_bytes_a_sample(name: str) -> None:
+    lengths = ALIKE[name](100_000)
+    assert peak(lambda: bf.micro_batches(lengths, 100)) <= 100 * len(lengths)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("name", sorted(ALIKE))
+def test_few_numbers_of_micro_batches_are_tried(name: str, num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    summed = balancing._summed
+
+    def counted(work: Any) -> Any:
+        tried.append(work.num_parts)
+        return summed(work)
+
+    monkeypatch.setattr(balancing, "_summed", counted)
+    ranks = bf.micro_batches(ALIKE[name](4_097), 100, num_ranks=num_ranks)
+    assert len({len(rank) for rank in ranks}) == 1
+    assert len(tried) <= 16
+    assert len(set(tried)) == len(tried)
+
+
+@pytest.mark.parametrize("num_parts", [64, 1_024, 4_095])
+def test_a_quadratic_cost_takes_a_few_megabytes(num_parts: int) -> None:
+    lengths = np.random.default_rng(0).integers(1, 2_001, 4_096)
+    assert peak(lambda: bf.balance(lengths, num_parts, cost=ATTENTION)) <= 4e6
+
+
+def peak(call: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
@@ -100,6 +101,27 @@ def test_of_many_pairs_no_runs_cost_less(count: int, num_groups: int, name: str,
     assert sorted(np.concatenate(found).tolist()) == [*range(count)]
     assert len(found) <= num_groups
     assert sum(group_costs(lengths, found, cost)) <= least + 1e-9
+
+
+def test_a_cost_of_pairs_is_asked_for_few_shapes_and_little_is_kept() -> None:
+    draw = np.random.default_rng(0)
+    sources = np.clip(draw.lognormal(5, 1, 600).astype(int), 1, 4_096)
+    targets = np.maximum(1, (sources * draw.uniform(0.7, 1.3, 600)).astype(int))
+    asked: list[tuple[int, ...]] = []
+
+    def cost(*lengths: int) -> float:
+        asked.append(lengths)
+        return float(sum(lengths))
+
+    tracemalloc.start()
+    try:
+        found = optimal_partition(np.stack([sources, targets], axis=1), 6, cost=cost)
+        kept = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sorted(np.concatenate(found).tolist()) == [*range(600)]
+    assert len(asked) == len(set(asked)) <= 10 * 600
+    assert kept <= 2_000 * 600  # 8 x 600 x 600 bytes are a number a run
 
 
 @given(
