@@ -318,8 +318,7 @@ def _longest_first(work: _Work) -> IntArray:
             few = max(1, int(np.searchsorted(rising, rising[0] + costs[start + few - 1], side="right")))
             if few < work.num_parts >> 6:  # to sort the parts for each few takes longer than one after another
                 few = min(work.num_parts, len(order) - start)
-                taken = _one_by_one(loads, costs[start : start + few])
-                part_of[order[start : start + few]] = taken
+                part_of[order[start : start + few]] = _one_by_one(loads, costs[start : start + few])
                 cheapest = np.argsort(loads, kind="stable")
                 start += few
                 continue
@@ -464,7 +463,8 @@ def _least(values: FloatArray, count: int) -> list[int]:
     if not count:
         return []
     few = np.flatnonzero(values <= np.partition(values, count - 1)[count - 1])
-    return few[np.argsort(values[few], kind="stable")][:count].tolist()
+    found: list[int] = few[np.argsort(values[few], kind="stable")][:count].tolist()
+    return found
 
 
 def _swap(work: _Work, own: IntArray, others: IntArray, gap: float, rooms: tuple[float, float]) -> tuple[int, ...]:
