@@ -31,7 +31,7 @@ from brimful.core.stage import Stage, check_depth, running
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.indexed import Indexed
 from brimful.plan.budget import SampleCost, sample_cost
-from brimful.tensors.collated import Collated
+from brimful.tensors.collated import Collated, Unlabelled
 from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Layout, PackedLayout, layout_named
 
 if TYPE_CHECKING:
@@ -488,6 +488,7 @@ class FormSettings(NamedTuple):
     max_workers: int
     executor_type: ExecutorType
     keep_text: bool
+    unlabelled: Unlabelled = "keep"
 
 
 def batches_of(
@@ -501,6 +502,7 @@ def batches_of(
 ) -> Batches:
     """Rows to batches: windows of them, each planned, each batch collated."""
     truth("keep_text", form.keep_text)
+    one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
     parts = 1 if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
     planner = planner if parts == 1 else planner.divided(parts)
     shuffle = check_shuffle(order.shuffle_batches)
@@ -518,6 +520,8 @@ def batches_of(
     known = paddings({name: made for name, made in stage.tokenizers().items() if name not in said})
     texts = stage.texts()
     rules = replace(_rules(known, columns, planner.packs), left_out=() if form.keep_text else texts)
+    if planner.truncate_side != "right":
+        planner = replace(planner, token_columns=rules.beside_tokens)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
     originals = stage.originals
     if originals is not None:
@@ -564,7 +568,7 @@ def batches_of(
     if remedy and not layout.as_tensors:
         take = "" if planner.shapes() else "take StaticShapes, "
         remedy = f"{take}have collate_fn pad to the buckets, and fill up the rows of StaticShapes"
-    return Batches(Collated(planned, rules, layout, remedy, planner.verb), repeats)
+    return Batches(Collated(planned, rules, layout, remedy, planner.verb, form.unlabelled), repeats)
 
 
 def _check_whole(planner: BatchPlanner) -> None:

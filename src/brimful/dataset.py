@@ -23,6 +23,7 @@ from brimful.blocks.choice import Choice
 from brimful.blocks.hashes import Side, Split
 from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
+from brimful.blocks.ragged import TruncateSide
 from brimful.blocks.resize import Rebatch
 from brimful.core.errors import OnError, check_version, function, integer, names_of, one_of, timeout, truth
 from brimful.core.iterator import ResumableIterator
@@ -75,6 +76,7 @@ from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.unbatch import Unbatch
 from brimful.store.index import StoreIndex
 from brimful.store.writer import write_store
+from brimful.tensors.collated import Unlabelled
 
 if TYPE_CHECKING:
     from brimful.loader import Loader
@@ -946,6 +948,8 @@ class Dataset:
         pad_to_multiple_of: int = 1,
         buckets: Sequence[int] | None = None,
         overlong: Overlong = "raise",
+        truncate_side: TruncateSide = "right",
+        unlabelled: Unlabelled = "keep",
         length_column: str | tuple[str, str] = "input_ids",
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
@@ -979,6 +983,15 @@ class Dataset:
             buckets: or pad each batch to the smallest of these lengths that holds it.
             overlong: the reaction to a sample that is longer than the policy can place: "raise", "truncate", "drop", or
                 "alone" (a batch with this sample only). Counted in `.stats`.
+            truncate_side: the part that "truncate" leaves out. "right" is the end. "left" is the beginning, so that an
+                answer at the end stays. "middle" keeps the first and the last half. All token columns are cut alike.
+                With "left" and "middle" the first of `labels` after the gap is -100, and the last of `shift_labels`
+                before it.
+            unlabelled: the reaction to a sample whose labels by token are all -100 in its batch, cut or not: "keep",
+                "drop" or "raise" (a DataError). Counted in `.stats`, with one warning. "drop" works after planning, so
+                `len` and all other batches stay the same. The slots of the sample become padding, with `lengths` 0. A
+                collate_fn does not get the sample. A batch without any other sample is a filler (`weight` 0) where
+                batches carry `weight`. Elsewhere it is all padding, or a collate_fn gets all of its samples.
             length_column: the list column whose lengths are planned over, or a pair of columns for (source, target).
             token_columns: lists that are cut, padded and packed together with the first length column. In every row
                 they must have its length. By default, these are attention_mask, token_type_ids, position_ids,
@@ -1054,10 +1067,10 @@ class Dataset:
             rows = policy.n * max(1, 1024 // policy.n) if window is None else window
         else:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
-        planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets))
+        planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets), truncate_side)
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
-        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text)
+        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, rows, columns, order, form)
 
     def batch_by_tokens(
@@ -1068,6 +1081,8 @@ class Dataset:
         pad_to_multiple_of: int = 1,
         buckets: Sequence[int] | None = None,
         overlong: Overlong = "raise",
+        truncate_side: TruncateSide = "right",
+        unlabelled: Unlabelled = "keep",
         length_column: str | tuple[str, str] = "input_ids",
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
@@ -1111,8 +1126,9 @@ class Dataset:
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
-        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text)
-        return batches_of(self.stage, self.repeats, ByPolicy(policy, overlong), window, columns, order, form)
+        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
+        planner = ByPolicy(policy, overlong, truncate_side=truncate_side)
+        return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
 
     def batch_by(
         self,
@@ -1124,6 +1140,7 @@ class Dataset:
         pad_to_multiple_of: int = 1,
         buckets: Sequence[int] | None = None,
         overlong: Literal["raise", "alone", "drop"] = "raise",
+        unlabelled: Unlabelled = "keep",
         length_column: str | tuple[str, str] = "input_ids",
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
@@ -1171,7 +1188,7 @@ class Dataset:
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
-        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text)
+        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
 
     def pack(
@@ -1181,6 +1198,8 @@ class Dataset:
         rows: int = 1,
         window: int | Literal["auto", "steps"] = "auto",
         overlong: Literal["raise", "truncate", "drop", "split"] = "raise",
+        truncate_side: TruncateSide = "right",
+        unlabelled: Unlabelled = "keep",
         length_column: str = "input_ids",
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
@@ -1210,6 +1229,9 @@ class Dataset:
                 Streams take 256 MB at most, and an epoch of streams begins with the samples of 100 batches.
             overlong: the reaction to a sample that is longer than a row: "raise", "truncate", "drop", or "split" (cut
                 it into pieces).
+            truncate_side: as for `batch`.
+            unlabelled: as for `batch`. With "split", each piece counts. Labels that packing leaves out do not count.
+                After "drop" the samples of a row still lie end to end, and the padding is at its end.
             balance_cost: the cost of a sample. Attention costs the square of each sample's length, so rows of equal
                 tokens differ in work. With this cost, brimful gives rows and batches similar work. This takes at most a
                 thousandth more rows. To balance the ranks in each step as well, also give `balance_group`.
@@ -1237,10 +1259,10 @@ class Dataset:
         if balance_cost is not None:
             sample_cost("balance_cost", balance_cost)
         policy, rows = Packed(row_length, balance_cost), integer("rows", rows, 1, "row")
-        planner = ByPacking(policy, rows, overlong, bool(shuffle_batches))
+        planner = ByPacking(policy, rows, overlong, bool(shuffle_batches), truncate_side)
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
-        form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, keep_text)
+        form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
 
     # -- within ----------------------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ class PlannedBatches:
         pieces: of packed rows; None where each sample has a row of its own.
         static: whether its shape is one of few that a compiler knows, which a filler keeps.
         key: of the window's random choices; `keys`: the numbers, int64 (len,), by which those of each batch differ.
+        left_out: of which samples, or pieces, the slots are padding, bool (n,); None: of none.
     """
 
     window: PlanningWindow
@@ -71,6 +72,7 @@ class PlannedBatches:
     static: bool = False
     key: int = 0
     keys: IntArray | None = None
+    left_out: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.padded_sizes)
@@ -88,6 +90,7 @@ class PlannedBatches:
             padded_sizes=self.padded_sizes[places],
             pieces=None if self.pieces is None else PackedPieces(*(field[chosen] for field in self.pieces)),
             keys=places if self.keys is None else self.keys[places],
+            left_out=None if self.left_out is None else self.left_out[chosen],
         )
 
     def apart(self) -> PlannedBatches:
@@ -121,7 +124,10 @@ class PlannedBatches:
         if self.pieces is not None:
             return self.pieces.lengths
         widths = np.repeat(self.padded_lengths, np.diff(self.bounds), axis=0)
-        return np.minimum(self.window.lengths[self.numbers], widths)
+        sizes = np.minimum(self.window.lengths[self.numbers], widths)
+        if self.left_out is not None:
+            sizes[self.left_out] = 0
+        return sizes
 
     @once
     def shortest(self) -> list[int]:
@@ -137,7 +143,9 @@ class PlannedBatches:
     @once
     def num_samples(self) -> list[int]:
         """The samples that begin in each batch."""
-        begins = np.ones(len(self.numbers), np.int64) if self.pieces is None else self.pieces.starts == 0
+        begins = np.ones(len(self.numbers), np.bool_) if self.pieces is None else self.pieces.starts == 0
+        if self.left_out is not None:
+            begins &= ~self.left_out
         return _numbers(self.sums(begins))
 
     def costs(self, cost: SampleCost) -> NDArray[np.float64]:
@@ -248,8 +256,20 @@ class Batch:
             padded_sizes=np.array([padded_size]),
             pieces=pieces,
             keys=np.array([self._number]),
+            left_out=None if self.plan.left_out is None else self.plan.left_out[self.span][own],
         )
         return replace(self, plan=plan, place=0)
+
+    def without(self, places: IntArray) -> Batch:
+        """The batch in its shape, with padding in place of some of its samples, or pieces; without any left it has no weight."""
+        batch = self.of(np.arange(len(self)), self.padded_size)
+        left_out = np.zeros(len(self), np.bool_)
+        left_out[places] = True
+        pieces = batch.plan.pieces
+        if pieces is not None:
+            pieces = pieces._replace(lengths=np.where(left_out, 0, pieces.lengths))
+        plan = replace(batch.plan, left_out=left_out, pieces=pieces)
+        return replace(batch, plan=plan, weight=0.0 if self.weight is not None and left_out.all() else self.weight)
 
     @property
     def _number(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from brimful.batching.batch import PackedPieces, PlannedBatches
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Sample, call, samples
-from brimful.blocks.ragged import offsets_of, runs
+from brimful.blocks.ragged import TruncateSide, offsets_of, runs
 from brimful.core import random
-from brimful.core.errors import DataError, count, where
+from brimful.core.errors import DataError, count, one_of, where
 from brimful.core.stage import described, runtime
 from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy
 from brimful.plan.balancing import in_turns, part_sums
@@ -50,6 +50,12 @@ class BatchPlanner(ABC):
 
     overlong: Any
     """What becomes of a sample that no batch can hold."""
+
+    truncate_side: TruncateSide = "right"
+    """Which part of it is left out, where it is cut."""
+
+    token_columns: tuple[str, ...] = ()
+    """What is cut with the tokens, where it is not the end that is left out."""
 
     @property
     def in_order(self) -> bool:
@@ -111,7 +117,12 @@ class ByPolicy(BatchPlanner):
     policy: Policy
     overlong: Overlong
     rounding: Rounding | None = None
+    truncate_side: TruncateSide = "right"
+    token_columns: tuple[str, ...] = runtime(())
     parts: int = runtime(1)
+
+    def __post_init__(self) -> None:
+        _check_truncate(self.truncate_side, self.overlong)
 
     @property
     def first_rows(self) -> int:
@@ -130,11 +141,12 @@ class ByPolicy(BatchPlanner):
         return shapes
 
     def settings(self) -> dict[str, Any]:
-        return {"policy": described(self.policy), "overlong": self.overlong, **_rounding(self.rounding)}
+        return {"policy": described(self.policy), **_cut(self), **_rounding(self.rounding)}
 
     def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
         plan = _placed(window, policy, self.overlong, self.parts)
+        window = _truncated(self, window, policy.max_length)
         rows = np.maximum(plan.padded_sizes, np.diff(plan.bounds))  # each sample has its own, also where a policy packs
         static = self.shapes() is not None
         return PlannedBatches(window, plan.numbers, plan.bounds, plan.padded_lengths, rows, static=static, key=key)
@@ -157,10 +169,15 @@ class ByPacking(BatchPlanner):
     num_rows: int
     overlong: Literal["raise", "truncate", "drop", "split"]
     shuffle: bool
+    truncate_side: TruncateSide = "right"
+    token_columns: tuple[str, ...] = runtime(())
 
     verb = "pack"
     packs = True
     first_share: float = 0.4  # 100 of 250 batches: what the last of them lacks is padding
+
+    def __post_init__(self) -> None:
+        _check_truncate(self.truncate_side, self.overlong)
 
     @property
     def sizing(self) -> Policy:
@@ -173,7 +190,7 @@ class ByPacking(BatchPlanner):
         return [(self.num_rows, self.policy.row_length)]
 
     def settings(self) -> dict[str, Any]:
-        return {"row_length": self.policy.row_length, "rows": self.num_rows, "overlong": self.overlong}
+        return {"row_length": self.policy.row_length, "rows": self.num_rows, **_cut(self)}
 
     def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
         row_length, cost = self.policy.row_length, self.policy.cost
@@ -187,6 +204,7 @@ class ByPacking(BatchPlanner):
         plan = (
             _placed(window, self.policy, self.overlong) if self.overlong != "split" else planned(self.policy, lengths)
         )
+        window = _truncated(self, window, row_length)
         order = random.permutation(len(plan), key) if self.shuffle else np.arange(len(plan))
         if costs is not None:
             order = self._even(plan, costs, order)
@@ -330,6 +348,24 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: i
             count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {policy} takes")
     count("dropped_tokens", tokens)
     return plan
+
+
+def _check_truncate(side: TruncateSide, overlong: str) -> None:
+    one_of("truncate_side", side, *get_args(TruncateSide))
+    if side != "right" and overlong != "truncate":
+        raise ValueError(f"truncate_side={side!r} is for overlong='truncate' (got overlong={overlong!r})")
+
+
+def _cut(planner: BatchPlanner) -> dict[str, Any]:
+    side = {} if planner.truncate_side == "right" else {"truncate_side": planner.truncate_side}
+    return {"overlong": planner.overlong, **side}
+
+
+def _truncated(planner: BatchPlanner, window: PlanningWindow, most: int | None) -> PlanningWindow:
+    """The window as cut. Where the end of a sample is left out, its beginning is found where it lies, and nothing is copied."""
+    if planner.truncate_side == "right" or most is None:
+        return window
+    return window.truncated(planner.token_columns, most, planner.truncate_side)
 
 
 def _full(batches: PlannedBatches, size: int | None, last: bool) -> NDArray[np.bool_]:

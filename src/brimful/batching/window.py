@@ -11,10 +11,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import Ragged, array_of, ragged
+from brimful.blocks.ragged import Ragged, TruncateSide, array_of, ragged, truncated
 from brimful.core.errors import ORIGIN
 from brimful.core.once import once
 from brimful.index.index import Index, RowSpans, label_counts
+from brimful.index.view import TruncatedIndex
 
 IntArray: TypeAlias = NDArray[np.int64]
 
@@ -31,6 +32,7 @@ class PlanningWindow:
             first sample is wanted, once for all of them.
         checksums: those that a replay must reproduce, by column; none where the header says them already.
         index: of the rows, where they need not be here: it knows their columns, perhaps also their labels, without a block.
+        whole: tokens of each sample before it was cut, like `lengths`; None where none was cut.
         texts_at: gives the text of rows of the data set, which windows do not hold; None where the rows have none.
     """
 
@@ -42,6 +44,7 @@ class PlanningWindow:
     checksums: dict[str, int] = field(default_factory=dict)
     index: Index | None = None
     texts_at: Callable[[IntArray], list[str] | None] = lambda numbers: None
+    whole: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -64,7 +67,28 @@ class PlanningWindow:
 
     def part(self, numbers: IntArray) -> PlanningWindow:
         """The window as far as some of its samples go, so that no other rows are located."""
-        return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers])
+        whole = None if self.whole is None else self.whole[numbers]
+        return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers], whole=whole)
+
+    def truncated(self, columns: tuple[str, ...], most: int, side: TruncateSide) -> PlanningWindow:
+        """The window with at most `most` tokens of each sample: what users give `truncate_side` for."""
+        lengths = np.minimum(self.lengths, most)
+        if (lengths == self.lengths).all():
+            return self
+        if self.index is not None:
+            index = TruncatedIndex(self.index, columns, most, side)
+            return replace(self, lengths=lengths, locate=index.locate, index=index, whole=self.lengths)
+
+        def locate(numbers: IntArray) -> tuple[Block, IntArray]:
+            block, rows = self.locate(numbers)
+            return truncated(block.take(array_of(rows)), columns, most, side), np.arange(len(rows))
+
+        return replace(self, lengths=lengths, locate=locate, whole=self.lengths)
+
+    @property
+    def whole_lengths(self) -> IntArray:
+        """Tokens of each sample, whether or not it is cut."""
+        return self.lengths if self.whole is None else self.whole
 
     @property
     def block(self) -> Block:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,8 @@ from brimful.core.errors import HIDDEN, DataError, where
 _INT32_MAX: Final = 2**31 - 1
 _NUMBERS: Final = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _DTYPES: Final = {pa.from_numpy_dtype(dtype).id: dtype for dtype in (*_NUMBERS, *map(np.dtype, ("f2", "f4", "f8")))}
+TruncateSide = Literal["right", "left", "middle"]
+"""The part of a sample that is left out where it is cut."""
 LABELS: Final = "labels"
 SHIFTED: Final = "shift_labels"
 MASK: Final = "attention_mask"
@@ -267,6 +269,42 @@ def unmasked(block: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     for name, column in zip(names, lists, strict=True):
         values = column.values[column.offsets[0] : column.offsets[-1]]
         block = with_column(block, name, list_array(values[seen], offsets))
+    return block
+
+
+def truncated(block: pa.RecordBatch, columns: Sequence[str], most: int, side: TruncateSide) -> pa.RecordBatch:
+    """A block with at most `most` values in each row of those of `columns` that it has, cut alike.
+
+    A label that would be predicted over what is left out is -100: of `labels` the first one after it, of `shift_labels` the last
+    one before it.
+
+    Args:
+        side: what is left out: "right" the end of a row, "left" its beginning, "middle" what lies between two halves.
+    Raises:
+        DataError: the columns of a row have two lengths; with file and line.
+    Price: about 10 ns a token.
+
+    >>> block = pa.RecordBatch.from_pydict({"input_ids": [[1, 2, 3, 4, 5]], "labels": [[1, 2, 3, 4, 5]]})
+    >>> [truncated(block, ["input_ids", "labels"], 3, side).column(1).to_pylist() for side in ("left", "middle")]
+    [[[-100, 4, 5]], [[1, 2, -100]]]
+    """
+    names = [name for name in columns if name in block.schema.names and is_ragged(block.schema.field(name).type)]
+    for name, column in zip(names, equally_long(block, names)):
+        begins, sizes = column.spans(np.arange(block.num_rows))
+        kept = np.minimum(sizes, most)
+        head = {"right": kept, "left": np.zeros_like(kept), "middle": kept - kept // 2}[side]
+        starts = np.stack((begins, begins + sizes - kept + head), axis=1).ravel()
+        values = gather(column.values, starts, np.stack((head, kept - head), axis=1).ravel()).values
+        offsets, cut = offsets_of(kept), kept < sizes
+        seams = (
+            (offsets[:-1] + head)[cut & (kept > head)]
+            if name == LABELS
+            else (offsets[:-1] + head - 1)[cut & (head > 0)]
+        )
+        if name in (LABELS, SHIFTED) and len(seams) and values.dtype.kind in "iu":
+            values = values.astype(holding(values.dtype, NOT_TRAINED_ON), copy=False)
+            values[seams] = NOT_TRAINED_ON
+        block = with_column(block, name, list_array(values, offsets))
     return block
 
 

@@ -15,14 +15,17 @@ MOST_SHAPES: Final = 1_024
 LEFT_OUT: Final = ("skipped", "skipped_shards", "dropped", "truncated", "alone", "dropped_tokens")
 _NAMES: Final = (
     *("batches", "samples", "tokens", "slots", "fill", "padding", "num_shapes"),
-    *("seconds", "seconds_waited", "seconds_to_first", "stall_share", *LEFT_OUT),
+    *("seconds", "seconds_waited", "seconds_to_first", "stall_share", *LEFT_OUT, "unlabelled"),
 )
 
 
 class Made(NamedTuple):
     """The contents of a batch, counted when it is made: later stages pass on one item for each.
 
-    `fewer_shapes`: how a user who asked for few shapes gets fewer; "" where nobody asked.
+    Args:
+        fewer_shapes: how a user who asked for few shapes gets fewer; "" where nobody asked.
+        unlabelled: samples without a label to train on.
+        example: one of them, in words; "" after the first batch that has some.
     """
 
     samples: int
@@ -30,6 +33,8 @@ class Made(NamedTuple):
     slots: int
     shape: tuple[int, ...]
     fewer_shapes: str
+    unlabelled: int = 0
+    example: str = ""
 
 
 class Writer(Protocol):
@@ -44,7 +49,8 @@ class Stats(Mapping[str, Any]):
     These count what the consumer took: `batches`, `samples`, `tokens`, `slots` (positions of the padded tensors),
     `fill` (tokens / slots), `padding` (1 - fill) and `num_shapes` (distinct shapes of the batches; 1,024 stands for so
     many or more). A copy without weight (static shapes, fillers) counts only its slots. Slots of a `collate_fn` count
-    as they are planned, unless its batch holds the length column.
+    as they are planned, unless its batch holds the length column. `unlabelled` counts samples, or pieces of packed
+    rows, whose labels by token are all -100 in the batch. They train nothing, so an iterator logs one warning.
 
     `seconds` is the time from the first call of `next` to the end of the last one. The consumer waited for
     `seconds_waited` of these, and for `seconds_to_first` for the first item. `stall_share` is the share of waiting.
@@ -67,6 +73,7 @@ class Stats(Mapping[str, Any]):
     samples: int = 0
     tokens: int = 0
     slots: int = 0
+    unlabelled: int = 0
     seconds: float = 0.0
     seconds_waited: float = 0.0
     seconds_to_first: float = 0.0
@@ -168,6 +175,9 @@ class Stats(Mapping[str, Any]):
         self.samples += made.samples
         self.tokens += made.tokens
         self.slots += made.slots
+        self.unlabelled += made.unlabelled
+        if made.example:
+            logger.warning("%s", made.example)
         if len(self._shapes) < MOST_SHAPES:
             self._shapes.add(made.shape)
         if made.fewer_shapes and not self._warned and len(self._shapes) > recompile_limit():

@@ -14,9 +14,19 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.choice import Choice
-from brimful.blocks.ragged import LABELS, MASK, REMEDIES, array_of, no_column, num_hidden, unmasked
+from brimful.blocks.ragged import (
+    LABELS,
+    MASK,
+    REMEDIES,
+    TruncateSide,
+    array_of,
+    no_column,
+    num_hidden,
+    truncated,
+    unmasked,
+)
 from brimful.core.once import once
-from brimful.index.index import Index, RowSet, RowSpans
+from brimful.index.index import Index, RowSet, RowSpans, label_counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +155,29 @@ class ChosenIndex(View):
         if required and (missing := [name for name in columns if name not in self.kept]):
             raise no_column(missing[0], self.kept, self.choice.verb, REMEDIES.get(missing[0], ""))
         return [self.kept.get(name, "") for name in columns]
+
+
+@dataclass(frozen=True, eq=False)
+class TruncatedIndex(View):
+    """The rows of `base` with at most `most` values in each of `columns`; see `truncated`. It is asked for no lengths."""
+
+    columns: tuple[str, ...]
+    most: int
+    side: TruncateSide
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        block = self.base.take(numbers)
+        return truncated(block, self.columns, self.most, self.side), np.arange(len(numbers))
+
+    def spans(self, numbers: NDArray[np.int64]) -> dict[str, RowSpans] | None:
+        return None
+
+    def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
+        """Price: rows that are cut are read."""
+        found = self.base.num_labels_at(numbers, column)
+        if found is not None and column in self.columns and (cut := found[0] > self.most).any():
+            found[:, cut] = label_counts([self.locate(numbers[cut])[0]], column)
+        return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,10 @@ from collections.abc import Callable, Generator, MutableMapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.labels import read
@@ -15,7 +17,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, loss_labels
 from brimful.blocks.texts import schema_without, why_missing
 from brimful.core.ahead import then
-from brimful.core.errors import TALLY, Tally, warn_once
+from brimful.core.errors import TALLY, DataError, Tally, counted, warn_once, where
 from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, OF_STEPS
 from brimful.core.stage import Stage, State, described, running, runtime
 from brimful.core.stats import Made
@@ -23,6 +25,10 @@ from brimful.tensors.layouts import SIGNED, Collating, ColumnRules, Layout, refu
 
 if TYPE_CHECKING:
     from brimful.tensors.columns import WindowColumns
+
+
+Unlabelled = Literal["keep", "drop", "raise"]
+"""What becomes of a sample without a label to train on, once its batch is planned."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Collated(Stage[Any]):
     layout: Layout = runtime()
     fewer_shapes: str = runtime("")
     verb: str = runtime("batch")
+    unlabelled: Unlabelled = runtime("keep")
 
     @property
     def collated(self) -> Collated:
@@ -68,6 +75,7 @@ class Collated(Stage[Any]):
         known: WeakKeyDictionary[PlanningWindow, WindowColumns] = WeakKeyDictionary()
 
         def ready() -> Generator[Collating, None, None]:
+            said = False
             with running(self.upstream, at) as batches:
                 for batch, after in batches:
                     columns = known.get(batch.window)
@@ -79,16 +87,25 @@ class Collated(Stage[Any]):
                         if batch.weight is not None and as_tensors:
                             made = OF_RANKS if batch.ends_step is None else (*OF_RANKS, *OF_STEPS)
                             refuse_taken(made, [column.name for column in columns.all])
-                    yield Collating(batch, columns, after)
+                    places = columns.unlabelled(batch)
+                    if not len(places):
+                        yield Collating(batch, columns, after)
+                        continue
+                    example = "" if said else _unlabelled(batch, int(places[0]), self.unlabelled)
+                    if self.unlabelled == "raise":
+                        raise DataError(example)
+                    said = True
+                    if self.unlabelled == "drop":
+                        batch = self.layout.without(batch, places)
+                    yield Collating(batch, columns, after, len(places), example)
 
         with closing(ready()) as batches, closing(self.layout.items(batches)) as items:
-            for item, (batch, columns, after) in items:
-                yield then(item, partial(self._finished, batch, columns, tally, remember)), after
+            for item, one in items:
+                yield then(item, partial(self._finished, one, tally, remember)), one.after
 
-    def _finished(
-        self, batch: Batch, columns: WindowColumns, tally: Tally | None, remember: Callable[..., None], item: Any
-    ) -> Any:
+    def _finished(self, one: Collating, tally: Tally | None, remember: Callable[..., None], item: Any) -> Any:
         """An item as it is handed on, counted."""
+        batch, columns = one.batch, one.columns
         if not isinstance(item, (dict, MutableMapping)) and self.uneven == "pad" and self.num_ranks > 1:
             raise TypeError(
                 f"collate_fn returned a {type(item).__name__}, and shard(uneven='pad') marks a filler in a dict. Return "
@@ -111,7 +128,7 @@ class Collated(Stage[Any]):
 
             item = weighed(item, batch, columns, counts)
         if tally is not None:
-            tally.made.append(self._counted(batch, item, columns))
+            tally.made.append(self._counted(one, item))
         return item
 
     def _num_items(self, known: NumLabels, columns: WindowColumns) -> int | None:
@@ -123,12 +140,26 @@ class Collated(Stage[Any]):
                 return None
         return self.layout.num_labels(known, columns)
 
-    def _counted(self, batch: Batch, item: Any, columns: WindowColumns) -> Made:
+    def _counted(self, one: Collating, item: Any) -> Made:
         """What a batch holds: by its plan, which also knows it of what a user's function returned."""
-        shape, slots = self.layout.shape(batch, item, columns)
-        if batch.weight == 0:
-            return Made(0, 0, slots, shape, self.fewer_shapes)
-        return Made(batch.num_samples, batch.num_tokens, slots, shape, self.fewer_shapes)
+        shape, slots = self.layout.shape(one.batch, item, one.columns)
+        samples, tokens = (0, 0) if one.batch.weight == 0 else (one.batch.num_samples, one.batch.num_tokens)
+        return Made(samples, tokens, slots, shape, self.fewer_shapes, one.unlabelled, one.example)
+
+
+def _unlabelled(batch: Batch, place: int, unlabelled: Unlabelled) -> str:
+    """A sample, or piece, of a batch that has no label to train on, in words."""
+    number = batch.numbers[place]
+    length = int(batch.window.whole_lengths[number].sum())
+    here = int(batch.plan.sizes[batch.span][place].sum())
+    window = batch.window if batch.window.located else batch.window.part(np.array([number]))
+    row = int(window.rows[number if window is batch.window else 0])
+    cut = "To keep its end, set overlong='truncate' and truncate_side='left' or 'middle'. " if here < length else ""
+    drop = "To leave such samples out, set" if unlabelled != "drop" else "Such samples are left out, by"
+    return (
+        f"a sample of {counted(length, 'token')} ({where(window.block, row)}) has no label to train on. The batch has {here:,} "
+        f"of its tokens, and their labels are all {NOT_TRAINED_ON}. {cut}{drop} unlabelled='drop'"
+    )
 
 
 def _say_varying(names: list[str]) -> None:

@@ -17,6 +17,7 @@ from brimful.batching.labels import Labels, labels_of
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, with_origin
 from brimful.blocks.ragged import (
+    LABELS,
     NOT_TRAINED_ON,
     SHIFTED,
     TOKEN_COLUMNS,
@@ -32,6 +33,7 @@ from brimful.blocks.ragged import (
     numpy_of,
     pad,
     ragged,
+    trained_on,
 )
 from brimful.blocks.texts import texts_in
 from brimful.core.errors import HIDDEN, DataError, where
@@ -258,6 +260,31 @@ class WindowColumns:
         rows = pa.RecordBatch.from_arrays(arrays, [column.name for column in self.all])
         located = with_origin(rows, batch.window.block, batch.window.rows[batch.numbers])
         return located.replace_schema_metadata({BATCH_KEY: str(batch.key)})
+
+    def unlabelled(self, batch: Batch) -> IntArray:
+        """The samples, or pieces, of a batch whose labels of tokens are all -100 as they lie in it, by their places; a filler has
+        none. Labels that packing leaves out count for nothing.
+
+        Price: 30 ns a sample; 10 ns a token of those whose last label is -100.
+        """
+        labels, column = self.labels, None
+        if labels is not None and labels.by == "token" and labels.name not in self.rules.labels_follow.as_numbers:
+            column = next((one for one in self.all if one.name == labels.name in (LABELS, SHIFTED)), None)
+        if batch.weight == 0 or not isinstance(column, ListColumn):
+            return np.empty(0, np.int64)
+        begins, sizes = column.starts[batch.numbers], column.counts[batch.numbers]
+        if column.follows is not None:
+            pieces, own = batch.pieces, self.sizes(batch)[column.follows]
+            starts = 0 if pieces is None else pieces.starts
+            is_shifted = (
+                column.name == SHIFTED
+            )  # the label that nothing is predicted for is the last one, else the first
+            edges = np.ones(len(own), np.int64) if pieces is not None else (is_shifted & (own < sizes)).astype(np.int64)
+            begins = begins + starts + (0 if is_shifted else edges)
+            sizes = np.maximum(own - edges, 0)
+        lasts = column.values.take(begins + sizes - 1, mode="clip") if len(column.values) else begins
+        places = np.flatnonzero((sizes == 0) | (lasts == NOT_TRAINED_ON))  # most samples end in their answer
+        return places[trained_on(*gather(column.values, begins[places], sizes[places]))[0] == 0]
 
     def unlabel(self, out: MutableMapping[str, Any], rows: slice) -> None:
         """Rows that ask for no label: -100 wherever labels are classes; anything else has its weight to go by."""

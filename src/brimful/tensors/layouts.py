@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.labels import LabelsFollow, read
+from brimful.batching.window import IntArray
 from brimful.blocks.blocks import Block, samples
 from brimful.blocks.parallel import SERIAL, Parallel
 from brimful.blocks.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, TOKEN_COLUMNS, loss_labels
@@ -110,11 +113,14 @@ class ColumnRules:
 
 
 class Collating(NamedTuple):
-    """A batch on its way to the loop: its columns, and the state after it."""
+    """A batch on its way to the loop: its columns, the state after it, how many of its samples have no label to train on, and
+    one of them in words, if it is the first."""
 
     batch: Batch
     columns: WindowColumns
     after: State
+    unlabelled: int = 0
+    example: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,10 @@ class Layout(ABC):
         """The shape that a compiler sees, and how many slots for tokens there are."""
         shape = batch.plan.shapes[batch.place]
         return shape, shape[0] * sum(shape[1:]) if columns.given or batch.num_tokens else 0
+
+    def without(self, batch: Batch, places: IntArray) -> Batch:
+        """A batch whose samples, or pieces, in these places train nothing."""
+        return batch.without(places)
 
     def unpadded(self) -> Layout | None:
         """The same, padded where it arrives; None where that cannot be."""
@@ -289,6 +299,12 @@ class CollateFnLayout(Layout):
 
     def item(self, batch: Batch, columns: WindowColumns) -> Any:
         return replace(self)(columns.rows(batch))
+
+    def without(self, batch: Batch, places: IntArray) -> Batch:
+        """The function does not get these samples; where there are no others, it gets all, and they have no weight."""
+        if len(places) == len(batch):
+            return batch if batch.weight is None else replace(batch, weight=0.0)
+        return batch.of(np.delete(np.arange(len(batch)), places), batch.padded_size)
 
     def items(self, batches: Iterator[Collating]) -> Generator[tuple[Any, Collating], None, None]:
         collate = replace(self, policy=None)  # which may be of functions that cannot be pickled

@@ -66,6 +66,8 @@ def padded(
     if weighted:
         put(out, sample_weights=torch.ones(len(numbers)))
         out["sample_weights"][real:] = 0
+        if batch.plan.left_out is not None:
+            out["sample_weights"][torch.from_numpy(batch.plan.left_out[batch.span])] = 0
         columns.unlabel(out, slice(real, None))
     return out
 
