@@ -1107,8 +1107,8 @@ MUTANTS = [
     Mutant(
         "a token across the border of a turn is taken for the assistant's",
         "encoding/conversations.py",
-        "if over is not None:",
-        "if over is not None and not over:",
+        "for begin in one.begins if begin[0] in over - special",
+        "for begin in one.begins if begin[0] in over & special",
         of("rows/test_chat", "test_a_token_across_the_border_of_a_turn_is_no_guess"),
     ),
     Mutant(

@@ -581,8 +581,8 @@ class Dataset:
             DataError: (when run) a row is not a conversation, or no message is left to train on. Or brimful cannot
                 tell which text is a turn's, or a token crosses the border between prompt and answer.
             StageError: (when run) the template refuses a conversation.
-        Price: one rendering, .03 to .1 ms for two turns, and the time of the tokenizer; .02 ms for the labels. A
-            template that holds back the output of its loop is rendered twice.
+        Price: one rendering, .03 to .1 ms for two turns, the time of the tokenizer, and .08 ms more. A template that
+            holds back the output of its loop is rendered twice.
         Source: TRL and axolotl, whose templates for training mark the same tokens.
 
         >>> import brimful as bf

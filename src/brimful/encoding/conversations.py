@@ -83,23 +83,20 @@ def labelled(tokenizer: Any, texts: Sequence[Turns]) -> list[Labelled | DataErro
     if not texts:
         return []
     rows, places_of = _tokenized(tokenizer, [one.text for one in texts])
-    special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
     made: list[Labelled | DataError] = []
     for number, (one, ids) in enumerate(zip(texts, rows)):
         borders = {at for span in one.spans for at in span} | {at for at, _ in one.begins}
         places = places_of(number, sorted(borders))
-        over = next(
-            (pair for pair in one.begins if (at := places[pair[0]]).across and ids[at.token] not in special), None
-        )
-        if over is not None:
-            made.append(_across(tokenizer, ids, places[over[0]].token, over[1]))
+        over = {at for at, _ in one.spans if places[at].across} | {at for at, _ in one.begins if places[at].across}
+        # a special token takes the white space after it, if it is told to
+        special = {at for at in over if _is_special(tokenizer, ids[places[at].token])}
+        if odd := next((begin for begin in one.begins if begin[0] in over - special), None):
+            made.append(_across(tokenizer, ids, places[odd[0]].token, odd[1]))
             continue
         trained = np.zeros(len(ids), bool)
         for begin, end in one.spans:
-            first, last = places[begin], places[end]
-            # a special token may take the white space after it
-            skipped = first.across and ids[first.token] in special
-            trained[first.token + skipped : last.token + last.across] = True
+            last = places[end]
+            trained[places[begin].token + (begin in special) : last.token + last.across] = True
         tokens = np.array(ids, np.int32)
         if one.end is not None:
             tokens, trained = np.append(tokens, np.int32(one.end)), np.append(trained, True)
@@ -109,6 +106,11 @@ def labelled(tokenizer: Any, texts: Sequence[Turns]) -> list[Labelled | DataErro
         trained[:1] = False  # nothing predicts the first token
         made.append(Labelled(tokens, trained))
     return made
+
+
+def _is_special(tokenizer: Any, id_: int) -> bool:
+    token = tokenizer.added_tokens_decoder.get(id_)
+    return token is not None and bool(token.special)
 
 
 def _across(tokenizer: Any, ids: Sequence[int], at: int, message: int) -> DataError:
