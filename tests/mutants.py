@@ -1234,7 +1234,7 @@ MUTANTS = [
     Mutant(
         "ranks are those of torch.distributed alone",
         "tensors/loss.py",
-        'world_size or getattr(batch.get("weight"), "num_ranks", 1)',
+        'world_size or int(getattr(batch.get("weight"), "num_ranks", 1))',
         "world_size or 1",
         of("tensors/test_weights", "test_steps_of_ranks_have_the_gradient_of_one_big_batch[number-padded-2-1]"),
     ),

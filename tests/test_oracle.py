@@ -177,7 +177,7 @@ class Pipeline:
             data = parts[0] if len(parts) == 1 else bf.concat_datasets(parts)
         for place, (name, arguments) in enumerate(self.verbs):
             if place == self.streamed_by:
-                if isinstance(data, bf.IndexedDataset):
+                if isinstance(data, bf.IndexedDataset) and how != "zip":  # whose filter is a stream
                     with pytest.raises(ValueError, match=r"stream\(\)\.filter"):
                         VERBS[name](data, *arguments)
                 data = data.stream()
@@ -558,7 +558,7 @@ def rows_in(batch: dict[str, Any], numbers: Sequence[str], said: Batching, colla
         columns = [column.ungroup() for column in columns]
     columns = [[plain(one) for one in column] if isinstance(column, list) else plain(column) for column in columns]
     keys = [(*row[:-1], first_token(row[-1])) for row in zip(*columns, strict=True)]
-    return keys[: int(batch["sample_weights"].sum())] if "sample_weights" in batch else keys
+    return keys[: max(1, int(batch["sample_weights"].sum()))] if "sample_weights" in batch else keys  # a filler has one
 
 
 def flat(keys: Sequence[Any], said: Batching) -> list[Any]:
@@ -716,7 +716,7 @@ def check_steps(ranks: list[list[dict[str, Any]]], expected: Expected) -> None:
                 if value != NO_LABEL
             ]
             means = [token_means(mine, expected.labels) for mine in step]
-            assert sum(means) == pytest.approx(sum(values) / len(values))
+            assert sum(means) / world_size == pytest.approx(sum(values) / len(values)), "ranks average their gradients"
 
 
 def check(number: int, folder: Path) -> None:
