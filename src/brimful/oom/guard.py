@@ -65,7 +65,8 @@ def oom_guard(
             part gets its share of num_items_in_batch and num_items_on_rank, so "auto" fits a mean and `bf.token_mean`.
             Rows count by their `sample_weights`, whatever their labels are: a copy that fills up a static shape has 0.
         distributed: how gradients are reduced, at a world size above 1. "ddp": steps run under `no_sync()`, and you
-            reduce the gradients once, after the guard. Each rank splits by itself. "fsdp": each forward gathers the
+            reduce the gradients once, after the guard. Each rank splits by itself, so the step must not communicate
+            (`bf.token_mean` does, unless the batch has num_items_in_batch). "fsdp": each forward gathers the
             parameters from all ranks. So before each step, the ranks agree on the number of parts (a collective of some
             bytes). If a step still runs out of memory, it is an error, because the other ranks wait in a collective.
             Save the state, and start again with it.
