@@ -521,7 +521,7 @@ def batches_of(
     texts = stage.texts()
     rules = replace(_rules(known, columns, planner.packs), left_out=() if form.keep_text else texts)
     if planner.truncate_side != "right":
-        planner = replace(planner, token_columns=rules.beside_tokens)
+        planner = replace(cast(Any, planner), token_columns=rules.beside_tokens)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
     originals = stage.originals
     if originals is not None:

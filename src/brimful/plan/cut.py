@@ -60,7 +60,9 @@ def assemble(lengths: IntArray, padded: IntArray, order: IntArray, starts: IntAr
 
 def cut_at(order: IntArray, starts: IntArray) -> list[IntArray]:
     """The parts of `order` that begin at `starts`."""
-    return [order[start:end] for start, end in pairwise(chain(map(int, starts), [len(order)]))]  # as a list: 36 bytes a part
+    return [
+        order[start:end] for start, end in pairwise(chain(map(int, starts), [len(order)]))
+    ]  # as a list: 36 bytes a part
 
 
 def longest_first(lengths: IntArray) -> IntArray:

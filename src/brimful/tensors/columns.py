@@ -284,7 +284,9 @@ class WindowColumns:
             sizes = np.maximum(own - edges, 0)
         lasts = column.values.take(begins + sizes - 1, mode="clip") if len(column.values) else begins
         places = np.flatnonzero((sizes == 0) | (lasts == NOT_TRAINED_ON))  # most samples end in their answer
-        return places[trained_on(*gather(column.values, begins[places], sizes[places]))[0] == 0]
+        counts, _ = trained_on(*gather(column.values, begins[places], sizes[places]))
+        found: IntArray = places[counts == 0]
+        return found
 
     def unlabel(self, out: MutableMapping[str, Any], rows: slice) -> None:
         """Rows that ask for no label: -100 wherever labels are classes; anything else has its weight to go by."""
