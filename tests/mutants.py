@@ -752,8 +752,8 @@ MUTANTS = [
     Mutant(
         "the labels of a step are those of its first rank",
         "batching/sharded.py",
-        "num_labels=step_labels(step.labels)",
-        "num_labels=step_labels(step.labels[:1])",
+        "labels = step_labels(step.labels)",
+        "labels = step_labels(step.labels[:1])",
         of("batching/test_sharded", "test_every_batch_knows_the_labels_of_its_step"),
     ),
     Mutant(

@@ -166,11 +166,44 @@ def test_a_loader_that_is_read_to_its_last_batch_has_ended_its_epoch(read: Any, 
     assert flat(loader) == expected[1], "an epoch that is named again"
 
 
-def test_a_loop_that_is_left_begins_its_epoch_again() -> None:
+def test_a_loop_that_is_left_ends_its_epoch_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
     loader = make()
-    assert len(flat(islice(loader, 3))) == 6
+    for epoch in range(3):
+        assert flat(islice(loader, 3)) == flat(iter_epoch(epoch))[:6]
+    assert flat(loader) == flat(iter_epoch(3))
+    said = [record.getMessage() for record in caplog.records if "was left before its end" in record.getMessage()]
+    assert len(said) == 1
+
+
+def test_after_a_loop_that_was_left_a_state_has_its_place_and_set_epoch_begins_anew() -> None:
+    loader = make()
+    flat(islice(loader, 3))
+    other = make()
+    other.load_state_dict(loader.state_dict())
+    other.set_epoch(0)
+    assert flat(other) == flat(iter_epoch(0))[6:], "after a restore it keeps the place"
+    loader.set_epoch(0)
+    assert make_at(loader.state_dict()) == flat(iter_epoch(0)), "the state is of the start then"
     assert flat(loader) == flat(iter_epoch(0))
+    held = iter(loader)
+    next(held)
+    loader.set_epoch(1)  # inside a loop it names the next one
     assert flat(loader) == flat(iter_epoch(1))
+
+
+def test_a_loop_that_took_nothing_has_left_nothing() -> None:
+    loader = make()
+    iter(loader)
+    for _ in zip(range(0), loader):
+        pass
+    assert flat(loader) == flat(iter_epoch(0))
+
+
+def make_at(state: dict[str, Any]) -> list[int]:
+    loader = make()
+    loader.load_state_dict(state)
+    return flat(loader)
 
 
 def test_a_loop_inside_a_loop_over_the_same_loader_is_an_error_of_the_outer_one() -> None:
@@ -179,12 +212,12 @@ def test_a_loop_inside_a_loop_over_the_same_loader_is_an_error_of_the_outer_one(
     next(outer)
     iter(loader)  # trainers call it twice
     next(outer)
-    assert flat(loader) == flat(iter_epoch(0))
+    assert flat(loader) == flat(iter_epoch(1))
     with pytest.raises(
         RuntimeError, match=r"^another loop over this loader has begun inside this one, .*batches\.loader\(\)$"
     ):
         next(outer)
-    assert flat(loader) == flat(iter_epoch(1)), "the loader goes on"
+    assert flat(loader) == flat(iter_epoch(2)), "the loader goes on"
 
 
 def test_a_loop_that_has_had_its_last_batch_ends_whatever_began_since() -> None:

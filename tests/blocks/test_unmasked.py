@@ -146,6 +146,8 @@ def test_a_mask_hides_tokens_whether_or_not_it_is_named(make: str, where: str, t
     everything = data.pack(length, token_columns=["tags", "attention_mask"], **how).shard(0, 1)
     for one, other in zip(named, everything, strict=True):
         assert one.keys() == other.keys()
+        kinds = one.pop("column_kinds"), other.pop("column_kinds")
+        assert kinds[0] == kinds[1]
         assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
         assert "attention_mask" not in one
         assert one["tags"].tolist() == (one["input_ids"] - 4 * (one["segment_ids"] > 0)).tolist()

@@ -108,7 +108,7 @@ def test_epochs_of_indexed_data_are_counted_by_the_rows_of_their_sources() -> No
         assert 999 * rows <= seen < 1_300 * rows
 
 
-@pytest.mark.parametrize("read", ["peek", "cache", "to_store", "to_hf", "plans", "shapes", "loader", "column names"])
+@pytest.mark.parametrize("read", ["peek", "cache", "to_store", "plans", "shapes", "loader", "column names"])
 def test_whoever_reads_is_told(read: str, tmp_path: Path) -> None:
     def rows() -> bf.Dataset:
         return streamed().skip(1).filter(none)
@@ -117,7 +117,6 @@ def test_whoever_reads_is_told(read: str, tmp_path: Path) -> None:
         "peek": lambda: rows().peek(1),
         "cache": lambda: len(rows().take(5).cache()),
         "to_store": lambda: rows().take(5).to_store(tmp_path / "store", version="1"),
-        "to_hf": lambda: rows().take(5).to_hf(tmp_path / "hf"),
         "plans": lambda: list(rows().batch(2).plans()),
         "shapes": lambda: rows().take(5).batch(2).shapes(),
         "loader": lambda: list(streamed().filter(none).batch(2).loader(steps_per_epoch=3)),

@@ -115,7 +115,8 @@ def test_nothing_gives_nothing(empty: Any) -> None:
     dataset = bf.from_sequence(empty)
     assert (list(dataset), len(dataset)) == ([], 0)
     assert list(dataset.batch_by_tokens(10)) == []
-    assert list(bf.from_sequence(empty, repeat=True).batch(2)) == []
+    with pytest.raises(bf.DataError, match="there is no sample to repeat"):
+        list(bf.from_sequence(empty, repeat=True).batch(2))
 
 
 def test_the_whole_is_shuffled_another_way_each_epoch_and_seed() -> None:

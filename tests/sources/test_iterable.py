@@ -41,7 +41,50 @@ def test_texts_dicts_and_empty_dicts_are_samples() -> None:
 
 def test_it_repeats_with_the_iterable_begun_again() -> None:
     assert numbers(bf.from_iterable(Counting(2), repeat=True).take(5)) == [0, 1, 0, 1, 0]
-    assert list(bf.from_iterable([], repeat=True)) == []
+    with pytest.raises(bf.DataError, match="1,000 epochs of from_iterable > repeat went by without a sample"):
+        list(bf.from_iterable([], repeat=True))
+
+
+class Reordered:
+    """A stream of another library: it has another order in each epoch that it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told.append(epoch)
+
+    def __iter__(self) -> Any:
+        for number in range(7):
+            yield {"n": number * (3 if self.told[-1] % 2 else 1) % 7}
+
+
+@pytest.mark.parametrize("make", [lambda one: one, lambda one: lambda: one], ids=["object", "function"])
+def test_a_stream_of_another_library_is_told_the_number_of_each_epoch(make: Any) -> None:
+    orders = [[number * factor % 7 for number in range(7)] for factor in (1, 3)]
+    loader = bf.from_iterable(make(Reordered())).batch(7).loader()
+    assert [[batch["n"].tolist() for batch in loader] for _ in range(4)] == [[order] for order in orders * 2]
+    assert numbers_of(bf.from_iterable(make(Reordered()), repeat=True).take(21)) == orders[0] + orders[1] + orders[0]
+    it = bf.from_iterable(make(Reordered()), repeat=True).iter()
+    assert [next(it)["n"] for _ in range(9)] == orders[0] + orders[1][:2]
+    rest = bf.from_iterable(make(Reordered()), repeat=True).iter(it.state_dict())
+    assert [next(rest)["n"] for _ in range(12)] == orders[1][2:] + orders[0]
+
+
+def test_a_shuffled_stream_of_datasets_has_another_order_in_each_epoch() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"n": list(range(40))}).to_iterable_dataset()
+    for made in (rows.shuffle(seed=1, buffer_size=40), rows.map(dict).shuffle(seed=1, buffer_size=40)):
+        loader = bf.from_iterable(made).batch(40).loader()
+        orders = [[n for batch in loader for n in batch["n"].tolist()] for _ in range(3)]
+        assert all(sorted(order) == list(range(40)) for order in orders)
+        assert len({tuple(order) for order in orders}) == 3
+        made.set_epoch(1)
+        assert orders[1] == [row["n"] for row in made], "it is the order of that epoch"
+
+
+def numbers_of(data: bf.Dataset) -> list[int]:
+    return [sample["n"] for sample in data]
 
 
 def test_resume_is_exact_at_every_sample_and_skips_without_a_look() -> None:

@@ -66,7 +66,7 @@ class Running(set["ref[Stoppable]"]):
         self.keeper = keeper
         self.process: int = os.getpid()
         self.pools: dict[int, Any] = {}
-        self.handled = id(None)
+        self.handled: int = id(None)
 
     @staticmethod
     def kept_by(owner: object) -> Running:

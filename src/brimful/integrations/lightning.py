@@ -114,6 +114,10 @@ def _callback_class(package: str) -> type[Any]:
             if _is_first(self, trainer):
                 self._fit.check_one(trainer, batch_idx)
 
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if _is_first(self, trainer) and trainer.overfit_batches:
+                _begin_again(trainer.fit_loop)  # the same batches each time
+
         def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
             if _is_first(self, trainer) and trainer.state.fn == "fit":
                 checkpoint[KEY] = self._fit.state_of_all_ranks(trainer)
