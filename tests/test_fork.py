@@ -14,7 +14,7 @@ from tests.shards import write
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 HEAD = """
-import os, sys, threading, time, traceback
+import logging, os, sys, threading, time, traceback
 import brimful as bf
 
 url = sys.argv[1]

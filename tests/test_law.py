@@ -310,7 +310,7 @@ def test_a_data_set_with_empty_epochs_passes_its_turns_on(weights: tuple[float, 
         assert_exact_resume(make, epochs=(0, 1), max_items=80, max_resumes=20)
     given = content(make, 0)
     epochs = {row["id"] // 1000 for row in given if len(row["input_ids"]) > 4}
-    assert {0, 2, 4} <= epochs, "it comes back"
+    assert {0, 2} <= epochs, "it comes back"
     assert given == content(partial(make, (3,) * 8), 0)
 
 

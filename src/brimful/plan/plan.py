@@ -155,8 +155,8 @@ class Policy(Protocol):
     policy can place, in tokens, or None if no single length says it, as with pairs. For a sample that it cannot place,
     `plan` raises an `OverlongError` that names all such samples. `overlong=` then truncates them, drops them or gives
     each a batch of its own. A policy leaves out samples in no other way. brimful refuses a plan in which a sample is
-    missing, comes twice, or is longer than its batch is padded. A policy that fills batches up with copies (more rows
-    than samples) needs a third member: `shapes`, the list of all (rows, tokens) that it makes.
+    missing, comes twice, or is longer than its batch is padded. Some policies fill batches
+    up with copies, to more rows than samples. They need a third member: `shapes`, the list of all (rows, tokens) made.
 
     Example:
         >>> @dataclass(frozen=True)
