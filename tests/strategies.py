@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
@@ -31,6 +31,7 @@ from hypothesis.strategies import SearchStrategy
 
 import brimful as bf
 from brimful.async_loader import Loaded
+from brimful.batching.batch import Batch
 from brimful.batching.batched import Batched, Narrowed
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
@@ -493,6 +494,15 @@ def on(cls: Callable[..., Stage[Any]], **settings: Any) -> SearchStrategy[Link]:
     return st.fixed_dictionaries(drawn).map(lambda kwargs: lambda upstream: cls(upstream, **kwargs))
 
 
+def in_steps(upstream: Stage[Any], micro_batches: int) -> Stage[Any]:
+    """Batches of steps, without a rank's own labels of a step: a resume inside a step knows only those that are still to come."""
+    return MapItems(MicroBatches(upstream, micro_batches), _without_own_labels)
+
+
+def _without_own_labels(batch: Batch) -> Batch:
+    return replace(batch, num_labels_here=None)
+
+
 def of_tokens(cls: Callable[..., Stage[Any]]) -> Callable[..., Stage[Any]]:
     """A stage that refuses to leave labels out, of rows without them."""
     return lambda upstream, **settings: cls(Choose(upstream, Choice("select", ("input_ids",))), **settings)
@@ -762,7 +772,7 @@ SHARES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to ba
     ),
 }
 STEPS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # likewise
-    MicroBatches: on(MicroBatches, micro_batches=few),
+    MicroBatches: on(in_steps, micro_batches=few),
     Narrowed: on(Narrowed),
 }
 TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to what is trained on

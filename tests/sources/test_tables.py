@@ -77,7 +77,7 @@ def test_a_failure_comes_after_the_rows_before_it_and_a_shorter_one_is_refused()
     with pytest.raises(bf.StageError, match=r"^from_iterable failed at row 512: ValueError: too far$"):
         seen.extend(plain(it))
     with pytest.raises(bf.StateError, match=r"^the iterable has 700 samples, but this state was saved after 768$"):
-        list(bf.from_iterable(base).stage.items([0, 768, "", 0, []]))
+        list(bf.from_iterable(base).stage.items([0, 1024, "", 768, []]))
 
 
 def test_a_generator_goes_row_by_row() -> None:

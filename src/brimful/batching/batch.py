@@ -170,7 +170,8 @@ class Batch:
         weight: of a data-parallel rank's batch; 0.0 for a filler.
         num_ranks: how many ranks share the batches of a step; None where they are not shared out.
         num_labels: of this batch, of a data-parallel rank's of its whole step, on all ranks; None where not known.
-        num_labels_here: where those are not known, of this rank's batches of an optimizer step.
+        num_labels_here: where those are not known, of this rank's batches of an optimizer step; after a resume inside a step, of
+            those that are still to come.
         ends_step: whether it is the last one of an optimizer step; None where nothing says which ones are.
         last: whether no batch of the window follows, of a data-parallel rank's none of that rank.
     """

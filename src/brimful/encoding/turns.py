@@ -493,9 +493,11 @@ class _Talk:
     """One conversation and its text."""
 
     def __init__(self, template: ChatTemplate, messages: list[Any], tools: Any) -> None:
-        self.template, self.messages, self.tools = template, messages, tools
-        self.traced = template.render(messages, tools)
-        self.bare = set[int]()
+        self.template: ChatTemplate = template
+        self.messages: list[Any] = messages
+        self.tools: Any = tools
+        self.traced: Traced = template.render(messages, tools)
+        self.bare: set[int] = set()
         """The messages whose parts have no header."""
 
     @cached_property

@@ -65,7 +65,7 @@ class OpenWindow:
         self._files, self._path, self._window = files, files.folder / NAME, window
         self._waiting: list[tuple[Batch, Sequence[Any]]] = []
         self._written = monotonic()
-        self.found = self._read()
+        self.found: list[BatchRecord] = self._read()
         """What an earlier run has left, for the batches with which the window begins."""
 
     def add(self, batch: Batch, results: Sequence[Any]) -> None:

@@ -102,7 +102,8 @@ class ResultFolder:
     path: Path
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        self.path, self._settings, self.files = path, settings, ResultFiles(path)
+        self.path, self._settings = path, settings
+        self.files: ResultFiles = ResultFiles(path)
         self._schema: pa.Schema | None = None
         self._lock = FileLock(path / LOCK)
 
