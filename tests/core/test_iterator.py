@@ -579,7 +579,7 @@ def test_a_function_that_the_run_calls_may_close_it(make: Any, caplog: pytest.Lo
         assert time.monotonic() - began < JOIN_SECONDS, "somebody waited for itself"
         nothing_is_left()
         same(found + taken(make(calm).iter(it.state_dict())), expected)
-    assert not caplog.messages
+    assert [said for said in caplog.messages if "has no label" not in said] == [], "some rows are empty, which is said"
 
 
 @pytest.mark.timeout(60)
