@@ -332,14 +332,20 @@ def test_a_data_set_that_grows_is_read_as_it_is_where_no_length_is_needed() -> N
     assert len(list(batches)) == 3
 
 
-def test_data_in_memory_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = []
+def rows_hashed(monkeypatch: pytest.MonkeyPatch, where: str) -> list[int]:
+    """The rows of each block whose checksums are taken from now on, by what calls them `where`."""
+    counted: list[int] = []
 
     def hashed(block: Any, real: Any = bf.blocks.checksums.checksums) -> Any:
         counted.append(block.num_rows)
         return real(block)
 
-    monkeypatch.setattr("brimful.index.index.checksums", hashed)
+    monkeypatch.setattr(where, hashed)
+    return counted
+
+
+def test_data_in_memory_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = rows_hashed(monkeypatch, "brimful.index.index.checksums")
     batches = bf.from_sequence(floats(0.5)).batch(4, window=8)
     for _ in range(3):
         list(batches)
@@ -350,13 +356,7 @@ def test_data_in_memory_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_checksums_of_a_window_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = []
-
-    def hashed(block: Any, real: Any = bf.blocks.checksums.checksums) -> Any:
-        counted.append(block.num_rows)
-        return real(block)
-
-    monkeypatch.setattr("brimful.batching.windows.checksums", hashed)
+    counted = rows_hashed(monkeypatch, "brimful.batching.windows.checksums")
     assert len(list(bf.from_iterable(floats(0.5)).batch(1, window=10))) == 40
     assert sorted(counted) == [10, 10, 10, 10, 16, 16]  # the windows, and each block that two of them share
 
