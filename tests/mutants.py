@@ -1349,7 +1349,7 @@ MUTANTS = [
     Mutant(
         "the labels that packing makes of tokens are not counted",
         "batching/labels.py",
-        'return Labels(follow.lengths[0], "token", 0) if packs else None',
+        'return LossLabels(follow.lengths[0], "token", 0) if packs else None',
         "return None",
         of("tensors/test_loss", "test_a_step_of_packed_batches_has_the_gradient_of_one_big_batch[indexed-1]"),
     ),

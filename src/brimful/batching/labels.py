@@ -43,7 +43,7 @@ class LabelsFollow(NamedTuple):
     as_numbers: tuple[str, ...] = ()
 
 
-class Labels(NamedTuple):
+class LossLabels(NamedTuple):
     """The labels that a loss is taken over.
 
     Args:
@@ -57,18 +57,18 @@ class Labels(NamedTuple):
     follows: int | None = None
 
 
-def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> Labels | None:
+def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> LossLabels | None:
     """How the labels of rows of this schema are counted; None where there are none, or none that are numbers.
 
     Lists of integers are those of tokens, unless they lie beside `input_ids` that are planned over, and do not go with them.
 
     >>> schema = pa.schema(dict.fromkeys(["input_ids", "labels"], pa.list_(pa.int64())))
     >>> labels_of(schema, False, LabelsFollow(labels=0)), labels_of(schema, False, LabelsFollow())
-    (Labels(name='labels', by='token', follows=0), Labels(name='labels', by='class', follows=None))
+    (LossLabels(name='labels', by='token', follows=0), LossLabels(name='labels', by='class', follows=None))
     """
     name = loss_labels(schema.names)
     if name is None:
-        return Labels(follow.lengths[0], "token", 0) if packs else None
+        return LossLabels(follow.lengths[0], "token", 0) if packs else None
     kind, depth = schema.field(name).type, 0
     if isinstance(kind, pa.ExtensionType):  # arrays of one shape, which is not that of their storage
         kind, depth = kind.storage_type, 1
@@ -77,11 +77,11 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> Labels | 
     follows = follow.shifted if name == SHIFTED else follow.labels
     follows = follows if {*follow.lengths} <= {*schema.names} else None
     if pa.types.is_integer(kind) and depth == 1 and (follows is not None or TOKENS not in follow.lengths):
-        return Labels(name, "token", follows)
+        return LossLabels(name, "token", follows)
     if pa.types.is_integer(kind) and depth < 2 and name not in follow.as_numbers:
-        return Labels(name, "class")
+        return LossLabels(name, "class")
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    return Labels(name, "sample") if is_number else None
+    return LossLabels(name, "sample") if is_number else None
 
 
 def counted(batches: PlannedBatches, follow: LabelsFollow) -> Sequence[NumLabels | None]:

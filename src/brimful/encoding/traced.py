@@ -48,7 +48,7 @@ class TracedTemplate:
         environment = self._compile(self.tree).environment
         environment.concat = self._joined
         environment.filters.update({_BEGIN: self._begin, _NOTE: self._note, _END: self._end, _MARK: self._mark})
-        trace = self._local.trace = _Trace()
+        trace = self._local.trace = _Rendering()
         try:
             text = tokenizer.apply_chat_template(
                 messages, tools=tools, chat_template=self.tree, tokenize=False, **kwargs
@@ -59,7 +59,7 @@ class TracedTemplate:
 
     def _joined(self, pieces: Iterable[str]) -> str:
         """As `"".join`, which Jinja uses for all that a template writes, and for what it holds back meanwhile."""
-        trace: _Trace | None = getattr(self._local, "trace", None)
+        trace: _Rendering | None = getattr(self._local, "trace", None)
         if trace is None or trace.running:
             return "".join(pieces)
         trace.running, found = True, []
@@ -81,7 +81,7 @@ class TracedTemplate:
         self._local.trace.mark(begins)
 
 
-class _Trace:
+class _Rendering:
     """The notes of one rendering."""
 
     def __init__(self) -> None:

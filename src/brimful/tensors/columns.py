@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch
-from brimful.batching.labels import Labels, labels_of
+from brimful.batching.labels import LossLabels, labels_of
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, with_origin
 from brimful.blocks.ragged import (
@@ -203,7 +203,7 @@ class WindowColumns:
     given: tuple[str, ...]
     all: tuple[ListColumn | StackedColumn | ObjectColumn, ...]
     rules: ColumnRules
-    labels: Labels | None
+    labels: LossLabels | None
     _types: dict[tuple[str, np.dtype[Any]], ColumnType] = field(default_factory=dict)
 
     def sizes(self, batch: Batch) -> list[IntArray]:
