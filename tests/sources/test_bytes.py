@@ -163,11 +163,11 @@ def far(kind: str, folder: Path) -> Iterator[tuple[Any, str]]:
         from tests.store.servers import serving
 
         with serving(folder) as server:
-            server.ranges, server.tags = kind != "http without ranges", kind == "http"
+            server.tags = kind == "http"
             yield fsspec.filesystem("http", skip_instance_cache=True), f"{server.url}/data.bin"
 
 
-@pytest.mark.parametrize("kind", ["http", "http without tags", "http without ranges", "watched", "memory"])
+@pytest.mark.parametrize("kind", ["http", "http without tags", "watched", "memory"])
 def test_any_reads_give_the_bytes_of_the_file(tmp_path: Path, kind: str) -> None:
     steps = st.one_of(
         st.tuples(st.just("read"), st.integers(1, 70_000)),

@@ -57,9 +57,8 @@ class Far(NamedTuple):
 
 
 @contextmanager
-def over_http(folder: Path, ranges: bool = True) -> Iterator[Far]:
+def over_http(folder: Path) -> Iterator[Far]:
     with serving(folder) as server:
-        server.ranges = ranges
         faults = {path.name: ["GET stall"] * 100 for path in folder.rglob("*")}
         yield Far(
             server.url, {}, lambda: server.faults.update(faults), lambda: any(len(one) < 100 for one in faults.values())
@@ -113,11 +112,6 @@ def seconds_to_end(far: Far, name: str, timeout: float | None = None) -> float:
 def test_a_ctrl_c_ends_a_process_whose_read_over_http_is_stuck(folder: Path, name: str) -> None:
     with over_http(folder) as far:
         assert seconds_to_end(far, name) < BOUND
-
-
-def test_a_ctrl_c_ends_a_process_whose_stream_of_a_server_without_ranges_is_stuck(folder: Path) -> None:
-    with over_http(folder, ranges=False) as far:
-        assert seconds_to_end(far, "new.jsonl") < BOUND
 
 
 @pytest.mark.parametrize("name", ["begun.jsonl.gz", "begun.parquet"])

@@ -3,12 +3,10 @@ its last, tried again where that may help."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import stat
 from abc import abstractmethod
-from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, BinaryIO, Final
@@ -16,16 +14,7 @@ from weakref import WeakSet
 
 from brimful.core.background import awaited, pause
 from brimful.core.errors import DataError
-from brimful.sources.objects import (
-    LEAST_ATTEMPTS,
-    Attempts,
-    NoRangesError,
-    Object,
-    ObjectStore,
-    RefusedError,
-    run,
-    size_of,
-)
+from brimful.sources.objects import WHOLE_ONLY, Attempts, Object, ObjectStore, RefusedError
 
 READ_BYTES: Final = 1 << 16
 """A read's size."""
@@ -120,9 +109,9 @@ class RemoteFile(Bytes):
     """An object of a file system of fsspec.
 
     Where the file system does several things at once (S3, GCS, Azure, HTTP) it comes in blocks, the next one while this one is
-    used. Else, and from web servers that know no ranges, it is a file that is opened and read on, and after an error, or a
-    third of the time without a byte, opened again: then all before the place is read once more where it cannot be passed
-    over. (A file system without coroutines that stalls is not given up: it has a timeout of its own, or ends in ours.)
+    used. Else it is a file that is opened and read on, and after an error opened again: then all before the place is read once
+    more where it cannot be passed over. (A file system without coroutines that stalls is not given up: it has a timeout of its
+    own, or ends in ours.)
 
     Price: 2 blocks of 2 MB, of more than 64 open files 256 MB in all (at least 2 of 64 KB each); and one request more than
     blocks (two where the server has no strong tags). Connections are those of the file system's pool, which all of its files
@@ -134,10 +123,12 @@ class RemoteFile(Bytes):
         self._objects = ObjectStore(fs, timeout_seconds)
         self._size = self._objects.look(self._object).size
         self._ranges = self._objects.at_once and self._size is not None
+        if self._objects.is_http and not self._ranges:
+            raise OSError(f"the server does not say how many bytes {url} has; {WHOLE_ONLY}")
         self._at = 0
         self._block, self._first = memoryview(b""), 0
         self._ahead: tuple[int, Future[memoryview]] | None = None
-        self._file: BinaryIO | WebStream | None = None
+        self._file: BinaryIO | None = None
         self._place = 0
         _OPEN.add(self)
 
@@ -184,9 +175,6 @@ class RemoteFile(Bytes):
     def _part(self, most: int) -> memoryview | bytes:
         try:
             return self._ranged(most) if self._ranges else self._streamed(most)
-        except NoRangesError:
-            self._ranges = False
-            return self._streamed(most)
         except RefusedError as error:  # a fault of the store, not of the data
             raise OSError(str(error)) from error
 
@@ -241,52 +229,13 @@ class RemoteFile(Bytes):
         if self._file is not None:
             self._file.close()
         self._place = 0
-        if self._objects.is_http:
-            self._file = WebStream(self._fs, self._objects, self._object, self._timeout / LEAST_ATTEMPTS)
-        else:
-            file = self._file = self._fs.open(self._object.path, "rb")
-            with suppress(OSError, ValueError):  # a stream
-                if self._at:
-                    file.seek(self._at)
-                    self._place = self._at
-        while self._place < self._at and (data := self._file.read(min(READ_BYTES, self._at - self._place))):
+        file = self._file = self._fs.open(self._object.path, "rb")
+        with suppress(OSError, ValueError):  # a stream
+            if self._at:
+                file.seek(self._at)
+                self._place = self._at
+        while self._place < self._at and (data := file.read(min(READ_BYTES, self._at - self._place))):
             self._place += len(data)
-
-
-class WebStream:
-    """An object from its first byte on, of a web server that knows no ranges: the body of one reply, each read with its time.
-
-    Args:
-        fs: fsspec's file system of HTTP.
-        objects: holds the reply against what was seen of the object.
-        one: the object.
-        seconds: how long the reply may take to begin, and each read; a server that stalls is then given up.
-    Raises:
-        TimeoutError: it took longer.
-        OtherContentError: the object is not what it was.
-    """
-
-    def __init__(self, fs: Any, objects: ObjectStore, one: Object, seconds: float) -> None:
-        self._fs, self._objects, self._seconds = fs, objects, seconds
-        self._reply = self._run(self._asked(one))
-
-    def read(self, size: int) -> bytes:
-        """Up to so many bytes, as they come; none: the end."""
-        return bytes(self._run(self._reply.content.read(size)))
-
-    def close(self) -> None:
-        self._fs.loop.call_soon_threadsafe(self._reply.close)
-
-    async def _asked(self, one: Object) -> Any:
-        headers = {**self._fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
-        session = await self._fs.set_session()
-        reply = await session.get(self._fs.encode_url(one.path), **{**self._fs.kwargs, "headers": headers})
-        reply.raise_for_status()
-        self._objects.check(one, reply.headers, size_of(reply))
-        return reply
-
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return run(asyncio.wait_for(work, self._seconds), self._fs.loop)
 
 
 _OPEN: Final[WeakSet[RemoteFile]] = WeakSet()

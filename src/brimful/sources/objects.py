@@ -53,10 +53,6 @@ class RefusedError(DataError):
     """The store will not give an object, however often it is asked."""
 
 
-class NoRangesError(DataError):
-    """The server sends whole objects only."""
-
-
 class Object(NamedTuple):
     """One object: its path in the file system, its name in messages, and the bytes that the manifest of its store says it has
     (None: it has no manifest)."""
@@ -272,9 +268,8 @@ class ObjectStore:
                 self.check(one, reply.headers, size)
                 if first or size != last:
                     came = "all" if size is None else f"{size:,}"
-                    raise NoRangesError(
-                        f"{one.name}: {last - first:,} bytes were asked for and {came} came; the server does not know ranges; "
-                        "copy it to a local folder"
+                    raise RefusedError(
+                        f"{one.name}: {last - first:,} bytes were asked for and {came} came; {WHOLE_ONLY}"
                     )
             return bytes(await reply.read())
 
@@ -431,6 +426,9 @@ def merged(spans: Spans) -> tuple[Spans, NDArray[np.int64]]:
     return Spans(firsts[begins] >> _FILE_BITS, firsts[begins] & mask, reach[ends] & mask), which
 
 
+WHOLE_ONLY: Final = (
+    "the web server does not send ranges of bytes, so a file could not be resumed. Download it first, to a local folder"
+)
 _ANEW: Final = "leave it as it is while it is read, and begin anew"
 
 
