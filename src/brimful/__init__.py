@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         optimal_buckets,
         uniform_buckets,
     )
+    from brimful.plan.schedule import schedule
     from brimful.read import (
         concat_datasets,
         from_dataset,
@@ -98,6 +99,7 @@ __all__ = [
     "merge_states",
     "micro_batches",
     "optimal_buckets",
+    "schedule",
     "testing",
     "token_mean",
     "uniform_buckets",
@@ -129,6 +131,7 @@ _MODULE_OF: Final = {
     "map_batches_in_order": "brimful.inference.inference",
     "memory": "brimful.memory",
     "merge_states": "brimful.core.states",
+    "schedule": "brimful.plan.schedule",
     "testing": "brimful.testing",
     "token_mean": "brimful.tensors.loss",
     "warm_up": "brimful.warmup",

@@ -18,6 +18,7 @@ from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.index.tables import TableIndex
 from brimful.index.zip import Zip as IndexZip
 from brimful.plan.mix import Stop
+from brimful.plan.schedule import Schedule
 from brimful.rows.interleave import Interleave
 from brimful.rows.zip import Zip
 from brimful.sources.called import ShardFunction
@@ -321,7 +322,7 @@ def from_iterable(
 def interleave_datasets(
     datasets: Sequence[IndexedDataset],
     *,
-    weights: Sequence[float] | None = None,
+    weights: Sequence[float] | Schedule | None = None,
     stop: Stop = "first",
     by: Literal["samples", "tokens"] = "samples",
     length_column: str = "input_ids",
@@ -332,7 +333,7 @@ def interleave_datasets(
 def interleave_datasets(
     datasets: Sequence[Dataset],
     *,
-    weights: Sequence[float] | None = None,
+    weights: Sequence[float] | Schedule | None = None,
     stop: Stop = "first",
     by: Literal["samples", "tokens"] = "samples",
     length_column: str = "input_ids",
@@ -342,7 +343,7 @@ def interleave_datasets(
 def interleave_datasets(
     datasets: Sequence[Dataset],
     *,
-    weights: Sequence[float] | None = None,
+    weights: Sequence[float] | Schedule | None = None,
     stop: Stop = "first",
     by: Literal["samples", "tokens"] = "samples",
     length_column: str = "input_ids",
@@ -355,7 +356,8 @@ def interleave_datasets(
 
     Args:
         datasets: a list of data sets, all indexed or all streamed, or some of each.
-        weights: a list with one number for each data set. The default is equal weights.
+        weights: a list with one number for each data set. The default is equal weights. A `bf.schedule` changes them
+            while the mixture is served.
         stop: what happens at the end of a data set. "first": the mixture ends when the first data set ends. "all": it
             goes on without that data set. "all_repeat": the data set begins again, until each has ended once. If its new
             epoch has no sample, its turn goes to the others, and it begins again at its next turn.
@@ -372,12 +374,23 @@ def interleave_datasets(
     """
     one_of("by", by, "samples", "tokens")
     stages = stages_of("interleave_datasets", datasets)
-    if weights is not None and not isinstance(weights, Iterable):
+    if weights is not None and not isinstance(weights, Iterable | Schedule):
         raise TypeError(f"weights takes a list, a number for each data set (got {weights!r})")
-    shares = (1.0,) * len(stages) if weights is None else tuple(weights)
+    shares = (1.0,) * len(stages) if weights is None else weights if isinstance(weights, Schedule) else tuple(weights)
     check_vocabularies("interleave_datasets", stages)
-    column = length_column if by == "tokens" else None
-    if any(stage.streamed_by for stage in stages):
+    scheduled = shares.by if isinstance(shares, Schedule) else None
+    if (scheduled, by) == ("samples", "tokens"):
+        raise ValueError(
+            "the weights are scheduled by samples, and by='tokens' was given; say schedule(..., by='tokens')"
+        )
+    column = length_column if "tokens" in (by, scheduled) else None
+    streamed = any(stage.streamed_by for stage in stages)
+    if column and scheduled and not streamed:
+        raise ValueError(
+            "a schedule by tokens counts the tokens that were served, which an index does not; mix streams (stream() of data that "
+            "repeat, else stream().take(n)), or schedule by samples"
+        )
+    if streamed:
         return Dataset(Interleave(stages, shares, stop, column))
     return IndexedDataset(IndexInterleave(cast(tuple[Indexed, ...], stages), shares, stop, column))
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from brimful.core.once import once
 from brimful.index.indexed import SPAN, Indexed, RowNumbers, over_epochs
 from brimful.index.joined import Joined
-from brimful.plan.mix import ENDLESS, Stop, check, limits, merged, served_at
+from brimful.plan.mix import ENDLESS, Stop
+from brimful.plan.schedule import Course, Schedule, Segment, check, segments_of
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
@@ -29,7 +30,7 @@ class Interleave(Joined):
 
     verb = "interleave_datasets"
 
-    fixed_weights: tuple[float, ...]
+    fixed_weights: tuple[float, ...] | Schedule
     stop: Stop
     length_column: str | None = None
 
@@ -38,44 +39,44 @@ class Interleave(Joined):
 
     @property
     def endless(self) -> bool:
+        if isinstance(
+            self.fixed_weights, Schedule
+        ):  # a data set whose weight becomes 0 may have an end that never comes
+            return self.count is None
         return (all if self.stop == "first" else any)(one.endless for one in self.upstreams)
 
     @once
     def count(self) -> int | None:
-        total = int(self._limits.sum())
+        total = len(self._course)
         return None if total >= ENDLESS else total
 
     def order(self, epoch: int) -> RowNumbers:
         sources = [over_epochs(upstream, epoch) for upstream in self.upstreams]
-        weights, most, shifts = self._weights, self._limits, self.shifts
+        course, shifts = self._course, self.shifts
         last_end = 0, np.zeros(len(sources), dtype=np.int64)
 
         def rows(first: int, last: int) -> NDArray[np.int64]:
             nonlocal last_end
             end, served = last_end
-            before = served if end == first else served_at(first, weights, most)
-            after = served_at(last, weights, most)
+            before = served if end == first else course.served(first)
+            after = course.served(last)
             last_end = last, after
             spans = zip(sources, before.tolist(), after.tolist(), shifts, strict=True)
             flat = np.concatenate(
                 [source(*span) + shift for source, *span, shift in spans if span[0] < span[1]] or [_NONE]
             )
-            return flat[merged(before, after, weights)]
+            return flat[course.merged(first, last, before, after)]
 
         return rows
 
     @once
-    def _weights(self) -> NDArray[np.float64]:
-        """The weights by samples."""
-        weights = np.array(self.fixed_weights, dtype=np.float64)
-        if self.length_column is None:
-            return weights
-        return weights / [_mean_length(upstream, self.length_column) for upstream in self.upstreams]
-
-    @once
-    def _limits(self) -> NDArray[np.int64]:
-        """How many samples each gives."""
-        return limits([upstream.count for upstream in self.upstreams], self._weights, self.stop)
+    def _course(self) -> Course:
+        segments = segments_of(self.fixed_weights)
+        if self.length_column is not None:  # the weights by samples
+            lengths = [_mean_length(upstream, self.length_column) for upstream in self.upstreams]
+            pairs = zip(segments[0].weights, lengths)
+            segments = (Segment(0, tuple(float(np.float64(weight) / length) for weight, length in pairs)),)
+        return Course([upstream.count for upstream in self.upstreams], segments, self.stop)
 
 
 def _mean_length(stage: Indexed, column: str) -> float:

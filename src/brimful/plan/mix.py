@@ -3,52 +3,55 @@ and numbers that cover all of them evenly."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core import random
-from brimful.core.errors import finite, one_of
 from brimful.plan.plan import IntArray
 
 Stop = Literal["first", "all", "all_repeat"]
 _BLOCKS: Final = 64
+_FEW: Final = 8
 ENDLESS: Final = 1 << 53
 """Stands for a count of rows without an end, and for all greater ones: up to there a float64 holds every number."""
 
 
-def check(num_sources: int, weights: Sequence[float], stop: str) -> None:
-    """Refuses weights and words that mean no mixture."""
-    one_of("stop", stop, *get_args(Stop))
-    if len(weights) != num_sources:
-        raise ValueError(f"there must be a weight for each of {num_sources} data sets (got {len(weights)})")
-    if not all(finite("weights", weight) > 0 for weight in weights):
-        raise ValueError(f"weights must be positive (got {', '.join(f'{weight:g}' for weight in weights)})")
-
-
-def due(served: Sequence[int], weights: Sequence[float]) -> int:
-    """The source that the next row comes from: least (rows served + 1/2) / weight, the first where several are equal.
+def due(served: Sequence[int], weights: Sequence[float], owed: Sequence[float] | None = None) -> int:
+    """The source that the next row comes from: least (rows served + 1/2 - owed) / weight, the first where several are equal.
 
     Args:
         served: rows that each source has given so far.
-        weights: positive, one a source.
+        weights: one a source; one of 0 is never due.
+        owed: what each should have given before, and did not; by default, nothing.
     Example:
         >>> due([1, 1], [1.5, 1])
         0
     """
-    return min(range(len(served)), key=lambda source: (served[source] + 0.5) / weights[source])
+    missing = owed or [0.0] * len(served)
+    return min(range(len(served)), key=lambda source: time_of(served[source], weights[source], 0.5 - missing[source]))
 
 
-def stratified(served: Sequence[int], at_hand: Sequence[int | IntArray], weights: Sequence[float]) -> IntArray:
+def time_of(served: float, weight: float, offset: float = 0.5) -> float:
+    """When a source is due that has given so many rows."""
+    return (served + offset) / weight if weight else np.inf
+
+
+def stratified(
+    served: Sequence[int],
+    at_hand: Sequence[int | IntArray],
+    weights: Sequence[float],
+    owed: Sequence[float] | None = None,
+) -> IntArray:
     """The sources of the next rows, as far as the rows at hand decide it: up to where a source without one is due.
 
     Args:
         served: rows, or tokens, that each source has given so far.
         at_hand: rows that each source can give now; where tokens are shared out, the tokens of each of those rows, >= 1.
-        weights: positive, one a source.
+        weights: one a source.
+        owed: see `due`.
     Price: one sort of the rows at hand, about 100 ns a row.
     Example:
         >>> "".join("HK"[source] for source in stratified([0, 0], [6, 4], [1.5, 1]))
@@ -61,7 +64,11 @@ def stratified(served: Sequence[int], at_hand: Sequence[int | IntArray], weights
     before = [
         np.arange(rows + 1) if isinstance(rows, int) else np.concatenate(([0], np.cumsum(rows))) for rows in at_hand
     ]
-    times = [(count + 0.5 + given) / weight for count, given, weight in zip(served, before, weights, strict=True)]
+    missing = owed or [0.0] * len(served)
+    times = [
+        (own + given + (0.5 - rest)) / weight if weight else np.full(len(own), np.inf)
+        for own, rest, given, weight in zip(before, missing, served, weights, strict=True)
+    ]
     owners = np.repeat(np.arange(len(times)), [len(own) - 1 for own in times])
     flat = np.concatenate([own[:-1] for own in times])
     horizon = min((float(own[-1]), source) for source, own in enumerate(times))
@@ -73,73 +80,105 @@ def stratified(served: Sequence[int], at_hand: Sequence[int | IntArray], weights
 # -- the same of sources whose counts are known: any part of it, from integers alone ------------------------------------
 
 
-def limits(counts: Sequence[int | None], weights: NDArray[np.float64], stop: Stop) -> IntArray:
+def limits(
+    counts: Sequence[int | None],
+    weights: NDArray[np.float64],
+    stop: Stop,
+    offsets: NDArray[np.float64] | None = None,
+    again: Sequence[bool] | None = None,
+) -> IntArray:
     """How many rows each source gives in all, int64 (n,); ENDLESS where it goes on.
 
     A source has ended where it is due and has no row left: at the time (its count + 1/2) / its weight. "first" stops where
     the first has, "all_repeat" where the last has; one without rows is left out.
 
+    Args:
+        offsets: in place of 1/2, for each source.
+        again: sources whose end nobody waits for, under "all_repeat".
     Example:
         >>> limits([5, 2], np.ones(2), "first").tolist(), limits([5, 2], np.ones(2), "all_repeat").tolist()
         ([3, 2], [5, 5])
     """
+    shifts = np.full(len(counts), 0.5) if offsets is None else offsets
     own = np.array([ENDLESS if count is None else count for count in counts], dtype=np.int64)
+    own[weights == 0] = 0
     if stop == "all":
         return own
-    ends = [np.inf if count is None else (count + 0.5) / weight for count, weight in zip(counts, weights.tolist())]
+    known = zip(counts, weights.tolist(), shifts.tolist())
+    ends = [np.inf if count is None else time_of(count, weight, shift) for count, weight, shift in known]
+    gives = own > 0
+    if again is not None:
+        ends = [-np.inf if over else end for end, over in zip(ends, again)]
+        gives = weights > 0  # what has no row left begins again
     choose = min if stop == "first" else max
     time, at = choose(zip(ends, range(len(ends))))
     if time == np.inf:
-        return np.where(own > 0, ENDLESS, 0)
+        return np.where(gives, ENDLESS, 0)
     earlier = np.arange(len(own)) < at  # of two that are due at one time, the first
-    most = np.where(earlier, _due_by(time, weights), _due_by(float(np.nextafter(time, 0)), weights))
+    most = np.where(
+        earlier, _due_by(time, weights, shifts), _due_by(float(np.nextafter(time, -np.inf)), weights, shifts)
+    )
     most[at] = own[at]
-    return np.where(own > 0, most, 0)
+    return np.where(gives, most, 0)
 
 
-def served_at(place: int, weights: NDArray[np.float64], limits: IntArray) -> IntArray:
+def served_at(
+    place: int, weights: NDArray[np.float64], limits: IntArray, offsets: NDArray[np.float64] | None = None
+) -> IntArray:
     """The rows that each source has given before a place, int64 (n,): a search for the time of that place.
 
-    Price: .5 ms, wherever the place is.
+    Price: 50 us; up to .5 ms where a source has ended before.
     Example:
         >>> [served_at(place, np.array([1.5, 1]), np.array([6, 4])).tolist() for place in (1, 5, 10)]
         [[1, 0], [3, 2], [6, 4]]
     """
     if place >= int(limits.sum()):
         return limits
+    shifts = np.full(len(limits), 0.5) if offsets is None else offsets
 
-    def by(bits: int) -> IntArray:
-        """The rows until a time, by its bits: these are in the order of the times, as all are positive."""
-        return np.minimum(_due_by(float(np.int64(bits).view(np.float64)), weights), limits)
+    def by(time: float) -> IntArray:
+        return np.minimum(_due_by(time, weights, shifts), limits)
 
-    latest = np.float64((place + 0.5) / float(weights.min())).view(np.int64)
-    time = bisect_right(range(int(latest)), place, lo=1, key=lambda bits: int(by(bits).sum()))
-    served = by(time - 1)
-    more = by(time) - served  # all due at one time: the first ones first
-    given: IntArray = served + np.clip(place - int(served.sum()) - (np.cumsum(more) - more), 0, more)
+    some = weights > 0
+    low, high = -np.inf, float(((place + shifts[some]) / weights[some]).max())
+    served, least = np.zeros_like(limits), float((shifts[some] / weights[some]).min())
+    # where no source has ended, its time is about this one
+    middle = float((place - len(weights) + (shifts[some] - 0.5).sum()) / weights[some].sum())
+    while place - int(served.sum()) > _FEW * len(weights):
+        if not low < middle < high:
+            more = by(high) - served  # all due at one time: the first ones first
+            served += np.clip(place - int(served.sum()) - (np.cumsum(more) - more), 0, more)
+            return served
+        found = by(middle)
+        if int(found.sum()) <= place:
+            low, served = middle, found
+        else:
+            high = middle
+        middle = max(low, least) / 2 + high / 2
+    left = place - int(served.sum())
+    after = np.where(some, np.minimum(served + left, limits), served)
+    owners = np.repeat(np.arange(len(weights)), after - served)
+    times = np.concatenate(times_of(served, after, weights, shifts))
+    first = owners[np.lexsort((owners, times))[:left]]
+    given: IntArray = served + np.bincount(first, minlength=len(weights))
     return given
 
 
-def merged(before: IntArray, after: IntArray, weights: NDArray[np.float64]) -> IntArray:
-    """In which order the rows `before` to `after - 1` of each source come, if they stand one source after another.
-
-    Example:
-        >>> merged(np.array([0, 0]), np.array([3, 2]), np.array([1.5, 1])).tolist()
-        [0, 3, 1, 4, 2]
-    """
-    spans = zip(before.tolist(), after.tolist(), weights.tolist(), strict=True)
-    times = np.concatenate([(np.arange(first, last) + 0.5) / weight for first, last, weight in spans])
-    order: IntArray = np.argsort(times, kind="stable")
-    return order
+def times_of(
+    before: IntArray, after: IntArray, weights: NDArray[np.float64], offsets: NDArray[np.float64]
+) -> list[NDArray[np.float64]]:
+    """When the rows `before` to `after - 1` of each source are due."""
+    spans = zip(before.tolist(), after.tolist(), weights.tolist(), offsets.tolist(), strict=True)
+    return [(np.arange(first, last) + offset) / (weight or 1) for first, last, weight, offset in spans]
 
 
-def _due_by(time: float, weights: NDArray[np.float64]) -> IntArray:
-    """How many rows of each source are due at a time or before it: those k for which (k + 1/2) / weight <= time."""
-    with np.errstate(over="ignore"):
-        rows = np.floor(np.minimum(time * weights + 0.5, ENDLESS))
-        rows -= (rows > 0) & ((rows - 0.5) / weights > time)  # as the division rounds, so is it counted
-        rows += (rows + 0.5) / weights <= time
-    return np.minimum(rows, ENDLESS).astype(np.int64)
+def _due_by(time: float, weights: NDArray[np.float64], offsets: NDArray[np.float64]) -> IntArray:
+    """How many rows of each source are due at a time or before it: those k for which (k + offset) / weight <= time."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        rows = np.floor(np.clip(time * weights + (1 - offsets), 0, ENDLESS))
+        rows -= (rows > 0) & ((rows - 1 + offsets) / weights > time)  # as the division rounds, so is it counted
+        rows += (rows + offsets) / weights <= time
+    return np.where(weights > 0, np.clip(rows, 0, ENDLESS), 0).astype(np.int64)
 
 
 def low_discrepancy_order(

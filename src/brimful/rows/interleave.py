@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +21,14 @@ from brimful.core.errors import Counts, StateError, add_counts, apart
 from brimful.core.repeat import Waiting, reached
 from brimful.core.replay import REPLAY
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, described, runtime
-from brimful.plan.mix import ENDLESS, Stop, check, due, stratified
+from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
+from brimful.plan.schedule import Schedule, Segment, check, owed_after, segments_of
 
 
 @dataclass(frozen=True)
 class Interleave(Typed):
-    """Rows of each in stratified order (`plan.mix.due`). `stop` says what happens where a data set is due that has ended:
+    """Rows of each in stratified order (`plan.mix.due`), by weights that may change (`plan.schedule`). `stop` says what happens
+    where a data set is due that has ended:
 
     "first" ends there; "all" leaves it out and goes on with the others; "all_repeat" begins it again, with its next
     epoch, until each has ended once. If that has no row, its turn is passed on, and its next turn begins another.
@@ -35,22 +37,24 @@ class Interleave(Typed):
     least (tokens served + 1/2) / weight, which needs no length of a row to come; an empty row counts as one token. So
     shares are exact to one row of each at any time.
 
-    A state that is given to other weights than it was saved with keeps those for what is read again; from there on the shares
-    are counted anew.
+    A state that is given to other weights than it was saved with keeps those for what is read again; from there on those of
+    this mixture hold.
 
-    State: [epoch, [rows or tokens served, its epoch, 1 if it has ended once, state before its block, rows of the block served,
-    its checksums] of each, the types as text, [rows or tokens, weights] of each of the weights that hold before those of this
-    mixture, until so many are served].
+    State: [epoch, [rows or tokens served since the weights changed, its epoch, 1 if it has ended once and 2 more if it has passed
+    a turn on since, state before its block, rows of the block served, its checksums] of each, the types as text]. Once weights
+    have changed, also `since` (rows or tokens served up to there), `owed` (to each, then), `until` ([rows or tokens, weights] of
+    each of the weights that hold before those of this mixture, until so many are served), and `passed_on` (since then, by data
+    sets without a row).
     """
 
     verb = "interleave_datasets"
     fills_nulls: ClassVar[bool] = True
 
     upstreams: tuple[Stage[Block], ...]
-    weights: tuple[float, ...]
+    weights: tuple[float, ...] | Schedule
     stop: Stop
     length_column: str | None = None
-    saved_weights: tuple[float, ...] | None = runtime(None)
+    saved_weights: tuple[float, ...] | Schedule | None = runtime(None)
     """Those with which a state was saved, where others are to follow."""
 
     def __post_init__(self) -> None:
@@ -64,31 +68,28 @@ class Interleave(Typed):
         return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, []] for upstream in self.upstreams], ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        epoch, states, text, *earlier = at
+        epoch, states, text, *changed = at
         schema = from_text(text) if text else self.schema
         text = text or as_text(schema)
+        course = _Course(self.weights if self.saved_weights is None else self.saved_weights, len(states), *changed)
         replay = None
         if self.saved_weights is not None:
-            earlier.append([ENDLESS, [*self.saved_weights]])
-            replay = _Replay(self, at, [sum(state[0] for state in states), earlier[0][1]])
+            replay = _Replay(self, at, course, sum(state[0] for state in states))
         with ExitStack() as stack:
             own = (_Source(*one, leaves=self.stop == "all") for one in zip(self.upstreams, states, strict=True))
             sources = [stack.enter_context(closing(source)) for source in own]
-            block, state, past = EMPTY, at, 0
+            block, state = EMPTY, at
             while True:
-                weights = earlier[past][1] if past < len(earlier) else self.weights
-                for source, weight in zip(sources, weights, strict=True):
-                    source.weight = weight
+                course.settle(sources)
                 more = True
                 failure: Exception | None = None
                 left_out: Counts = {}
                 try:
-                    more, left_out = apart(self._settle, sources)
+                    more, left_out = apart(self._settle, sources, course)
                 except Exception as error:  # raised once the rows before it are out
                     failure = error
-                if replay is not None and not more:  # its end must come again too, also where it gave no row
-                    served = max(1, sum(source.served for source in sources))
-                    replay.place = [*earlier[:past], [served, earlier[past][1]]]
+                if replay is not None and not more:  # its end must come again too: these weights hold for one row more
+                    replay.place = course.served(sources) + 1
                 if not more:  # nothing will be asked for after the last block
                     add_counts(left_out)
                     left_out = {}
@@ -99,28 +100,34 @@ class Interleave(Typed):
                     raise failure
                 if not more:
                     return
-                if past < len(earlier) and sum(source.served for source in sources) >= earlier[past][0]:
-                    past, block = past + 1, EMPTY
-                    for source in sources:
-                        source.served = 0
-                    continue
-                block = _serve(sources, self.length_column, schema)
-                state = [epoch, [source.state for source in sources], text, *earlier[past:]]
+                block = _serve(sources, self.length_column, schema, course.left(sources))
+                state = [epoch, [source.state for source in sources], text, *course.state]
                 if replay is not None:
-                    replay.place = [*earlier[:past], [sum(source.served for source in sources), earlier[past][1]]]
+                    replay.place = course.served(sources)
+
+    def stream(self, number: int, count: int) -> Interleave:
+        def part(weights: Any) -> Any:
+            return weights.of_stream(number, count) if isinstance(weights, Schedule) else weights
+
+        own = super().stream(number, count)
+        return replace(own, weights=part(self.weights), saved_weights=part(self.saved_weights))
 
     def saved_with(self, weights: Iterator[Any]) -> Interleave:
         own = self.over(*(one.saved_with(weights) for one in self.upstreams))
         saved = next(weights)
-        return replace(own, saved_weights=None if saved == described(self.weights) else tuple(saved))
+        return replace(own, saved_weights=None if saved == described(self.weights) else _weights_of(saved))
 
     def first_types(self) -> pa.Schema:
         return union_of(self.upstreams, "interleave_datasets")
 
-    def _settle(self, sources: list[_Source]) -> bool:
+    def _settle(self, sources: list[_Source], course: _Course) -> bool:
         """Goes by `stop` until a source is due that has a row; False where none will have one."""
         while alive := [source for source in sources if not source.left_out]:
-            source = alive[due([one.served for one in alive], [one.weight for one in alive])]
+            source = alive[due(*_shares(alive))]
+            if not source.weight:  # all others have ended: those that are left wait for weights of their own
+                if not course.skip(sources):
+                    return False
+                continue
             if source.cursor.fill():
                 return True
             if self.stop == "first":
@@ -128,20 +135,106 @@ class Interleave(Typed):
             source.ended = True
             if self.stop == "all":
                 continue
-            if all(one.ended for one in alive):
+            if all(one.ended or not course.waits_for(number) for number, one in enumerate(sources)):
                 return False
             source.begin_again()
             if not source.cursor.fill():
-                source.pass_on(min((one.time for one in alive if one is not source), default=0.0))
+                course.passed_on += source.pass_on(min((one.time for one in alive if one is not source), default=0.0))
         return False
 
 
-class _Replay:
-    """A run of a mixture that has other weights than its state. `place`: how long each of those held so far."""
+_UNCHANGED: Final[Mapping[str, Any]] = {"since": 0, "owed": None, "until": [], "passed_on": 0}
 
-    def __init__(self, mixture: Interleave, at: State, place: State) -> None:
-        self._mixture, self._at = mixture, at
-        self.place = self._until = [place]
+
+class _Course:
+    """Which weights hold, and what each source is owed since they do.
+
+    Args:
+        changed: what a state says once weights have changed.
+    """
+
+    def __init__(
+        self, weights: tuple[float, ...] | Schedule, count: int, changed: Mapping[str, Any] = _UNCHANGED
+    ) -> None:
+        self.since: int = changed["since"]
+        self.passed_on: int = changed["passed_on"]
+        self.owed: list[float] = changed["owed"] or [0.0] * count
+        self._until: list[list[Any]] = changed["until"]
+        own = segments_of(weights)
+        after = self._until[-1][0] if self._until else 0
+        ends = [*(segment.start for segment in own[1:]), ENDLESS]
+        self._pieces = [Segment(*one) for one in self._until]  # of each, where it ends
+        self._pieces += [Segment(end, one.weights) for end, one in zip(ends, own) if end > after]
+        self._last = own[-1].weights
+
+    @property
+    def weights(self) -> Sequence[float]:
+        return next(piece.weights for piece in self._pieces if piece.start > self.since)
+
+    @property
+    def state(self) -> list[Any]:
+        until = [one for one in self._until if one[0] > self.since]
+        if not (self.since or until or self.passed_on):
+            return []
+        return [{"since": self.since, "owed": self.owed, "until": until, "passed_on": self.passed_on}]
+
+    def served(self, sources: Sequence[_Source]) -> int:
+        return self.since - self.passed_on + sum(source.served for source in sources)
+
+    def left(self, sources: Sequence[_Source]) -> int:
+        """How much is served before the weights change."""
+        return self._end - self.served(sources)
+
+    def settle(self, sources: Sequence[_Source]) -> None:
+        """Gives the sources the weights that hold now."""
+        while self.left(sources) <= 0:
+            self._change(sources, self.served(sources))
+        for source, weight, owed in zip(sources, self.weights, self.owed, strict=True):
+            source.weight, source.owed = weight, owed
+
+    def skip(self, sources: Sequence[_Source]) -> bool:
+        """Goes on to the next weights under which a source that is left has a share; False if there are none."""
+        left = [number for number, source in enumerate(sources) if not source.left_out]
+        later = [piece for piece in self._pieces if piece.start > self._end]
+        if not any(piece.weights[number] > 0 for piece in later for number in left):
+            return False
+        self._change(sources, self._end)
+        self.settle(sources)
+        return True
+
+    def waits_for(self, number: int) -> bool:
+        """Whether a source has a share to the last."""
+        return self._last[number] > 0
+
+    def until(self, since: int, served: int) -> list[list[Any]]:
+        """The weights that hold from one count of what is served to another, each with where it ends."""
+        found: list[list[Any]] = []
+        for end, weights in self._pieces:
+            if end > since:
+                found.append([min(end, served), [*weights]])
+            if end >= served:
+                break
+        return found
+
+    @property
+    def _end(self) -> int:
+        return next(piece.start for piece in self._pieces if piece.start > self.since)
+
+    def _change(self, sources: Sequence[_Source], since: int) -> None:
+        gone = [number for number, source in enumerate(sources) if source.left_out or source.passed]
+        self.owed = owed_after(self.owed, [source.served for source in sources], self.weights, gone)
+        self.since, self.passed_on = since, 0
+        for source in sources:
+            source.served, source.passed = 0, False
+
+
+class _Replay:
+    """A run of a mixture that has other weights than its state. `place`: how much was served so far."""
+
+    def __init__(self, mixture: Interleave, at: State, course: _Course, served: int) -> None:
+        self._mixture, self._at, self._course = mixture, at, course
+        self._began: dict[str, Any] = {"since": course.since, "owed": course.owed, "passed_on": course.passed_on}
+        self.place = self._until = course.since - course.passed_on + served
         if (found := REPLAY.get()) is not None:
             found.append(self)
 
@@ -154,10 +247,9 @@ class _Replay:
         Raises:
             StateError: the run began at the start of an epoch, of which the state says nothing.
         """
-        held = [[served, weights] for served, weights in self._until if served]
         if id(self._at) in parts:
-            self._at[3:] = held
-        elif held:
+            self._at[3:] = [{**self._began, "until": self._course.until(self._began["since"], self._until)}]
+        elif self._until:
             saved, ours = described(self._mixture.saved_weights), described(self._mixture.weights)
             raise StateError(
                 f"{self._mixture.verb} cannot change weights {saved} to {ours} at this state: the rows that must be read again "
@@ -171,16 +263,17 @@ class _Source:
 
     def __init__(self, upstream: Stage[Block], state: State, leaves: bool) -> None:
         self.upstream, self._leaves = upstream, leaves
-        self.served, self.epoch, ended, *at = state
-        self.weight = 0.0  # that of the next rows
-        self.ended = ended > 0
+        self.served: int
+        self.served, self.epoch, flags, *at = state
+        self.weight = self.owed = 0.0  # of the next rows
+        self.ended, self.passed = bool(flags & 1), bool(flags & 2)
         self.cursor = Cursor(upstream, *at)
         self._waiting = Waiting(upstream, reached(self.epoch, None))
 
     @property
     def time(self) -> float:
         """When it is due: see `plan.mix.due`."""
-        return float((self.served + 0.5) / self.weight)
+        return time_of(self.served, self.weight, 0.5 - self.owed)
 
     @property
     def left_out(self) -> bool:
@@ -188,21 +281,23 @@ class _Source:
 
     @property
     def state(self) -> State:
-        return [self.served, self.epoch, int(self.ended), *self.cursor.state]
+        return [self.served, self.epoch, self.ended + 2 * self.passed, *self.cursor.state]
 
     def begin_again(self) -> None:
         self.cursor.close()
         self.epoch += 1
         self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, [])
 
-    def pass_on(self, time: float) -> None:
-        """It has no row in this epoch: its turn goes to the others, the next of which is due at some time.
+    def pass_on(self, time: float) -> int:
+        """It has no row in this epoch: its turn goes to the others, the next of which is due at some time. How many it passes on.
 
         Raises:
             DataError: so it was in 1,000 epochs.
         """
         self._waiting.got(0, reached(self.epoch, None))
+        before, self.passed = self.served, True
         self.served = max(self.served + 1, int(min(time * self.weight, ENDLESS)))
+        return self.served - before
 
     def at_hand(self, column: str | None) -> int | NDArray[np.int64]:
         """How many rows there are, or the tokens of each."""
@@ -221,16 +316,43 @@ class _Source:
         self.cursor.close()
 
 
-def _serve(sources: list[_Source], column: str | None, schema: pa.Schema) -> Block:
-    """The next rows in their order, up to where a source without a row at hand is due."""
+def _weights_of(saved: Any) -> tuple[float, ...] | Schedule:
+    """Those that a header describes."""
+    if isinstance(saved, list):
+        return tuple(saved)
+    return Schedule(
+        tuple(Segment(start, tuple(weights)) for start, weights in saved["points"]), saved["by"], saved["between"]
+    )
+
+
+def _shares(sources: Sequence[_Source]) -> tuple[list[int], list[float], list[float]]:
+    return [one.served for one in sources], [one.weight for one in sources], [one.owed for one in sources]
+
+
+def _rows_of(owners: NDArray[np.int64], at_hand: Sequence[int | NDArray[np.int64]], left: int) -> int:
+    """How many rows, of these sources in turn, serve all that is left; the last one may serve more than that."""
+    sizes = np.ones(len(owners), dtype=np.int64)
+    for source, given in enumerate(at_hand):
+        if not isinstance(given, int):
+            own = owners == source
+            sizes[own] = given[: np.count_nonzero(own)]
+    return 1 + int(np.searchsorted(np.cumsum(sizes), left))
+
+
+def _serve(sources: list[_Source], column: str | None, schema: pa.Schema, left: int) -> Block:
+    """The next rows in their order, up to where a source without a row at hand is due, or nothing is `left`."""
     numbers, alive = zip(*((number, source) for number, source in enumerate(sources) if not source.left_out))
     at_hand = [source.at_hand(column) for source in alive]
-    owners = stratified([one.served for one in alive], at_hand, [one.weight for one in alive])[:BLOCK_ROWS]
+    served, weights, owed = _shares(alive)
+    owners = stratified(served, at_hand, weights, owed)[:BLOCK_ROWS]
+    owners = owners[: _rows_of(owners, at_hand, left)]
     counts = np.bincount(owners, minlength=len(alive)).tolist()
     sizes = [rows if isinstance(given, int) else int(given[:rows].sum()) for given, rows in zip(at_hand, counts)]
-    served = [source.take(*share) for source, *share in zip(alive, counts, sizes, strict=True)]
+    served_rows = [source.take(*share) for source, *share in zip(alive, counts, sizes, strict=True)]
     block = concat(
-        conformed(rows, schema, "interleave_datasets", number) for number, rows in zip(numbers, served) if rows.num_rows
+        conformed(rows, schema, "interleave_datasets", number)
+        for number, rows in zip(numbers, served_rows)
+        if rows.num_rows
     )
     places = np.empty(len(owners), dtype=np.int64)
     places[np.argsort(owners, kind="stable")] = np.arange(len(owners))

@@ -1,0 +1,265 @@
+"""Mixtures whose weights change while they are served: stretches of constant weights, and what each leaves to the next."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.core.errors import finite, integer, one_of
+from brimful.core.once import once
+from brimful.plan.mix import ENDLESS, Stop, limits, served_at, times_of
+from brimful.plan.plan import IntArray
+
+Unit = Literal["samples", "tokens"]
+Between = Literal["step", "linear"]
+
+MOST_STEPS: Final = 1_000
+"""A line between the points of a schedule is made of at most so many stretches of constant weights, in all."""
+
+
+class Segment(NamedTuple):
+    """Weights from a count of samples, or tokens, served in all, up to the next segment's."""
+
+    start: int
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Weights that change while a mixture is served. `bf.schedule` makes one."""
+
+    points: tuple[Segment, ...]
+    by: Unit
+    between: Between
+
+    @once
+    def segments(self) -> tuple[Segment, ...]:
+        """Its stretches of constant weights, from 0 on."""
+        if self.between == "step":
+            return self.points
+        found: list[Segment] = []
+        for first, last in pairwise(self.points):
+            count = min(max(MOST_STEPS // (len(self.points) - 1), 1), last.start - first.start)
+            edges = [first.start + (last.start - first.start) * step // count for step in range(count + 1)]
+            for begin, end in pairwise(edges):
+                along = Fraction(begin + end - 2 * first.start, 2 * (last.start - first.start))
+                pairs = zip(first.weights, last.weights)
+                found.append(
+                    Segment(begin, tuple(float(Fraction(a) + (Fraction(b) - Fraction(a)) * along) for a, b in pairs))
+                )
+        return (*found, self.points[-1])
+
+    def of_stream(self, number: int, count: int) -> Schedule:
+        """That of one of several streams, each of which serves its part of the samples. Their sum keeps to the schedule to within
+        one sample a stream and source."""
+        starts = [-(-(point.start - number) // count) if point.start else 0 for point in self.points]
+        kept = [point for point, after in zip(range(len(starts)), [*starts[1:], ENDLESS]) if starts[point] < after]
+        return Schedule(tuple(Segment(starts[at], self.points[at].weights) for at in kept), self.by, self.between)
+
+
+def schedule(points: Mapping[int, Sequence[float]], *, by: Unit = "samples", between: Between = "step") -> Schedule:
+    """Weights of a mixture that change while it is served, for `interleave_datasets(weights=...)`.
+
+    At a change, what a data set got too little so far is made up for, so that the counts keep to the schedule.
+
+    Args:
+        points: a list of weights for each count of samples served in all, from 0 on. A weight of 0 serves nothing.
+        by: the unit of the counts and of the weights, "samples" or "tokens".
+        between: "step" keeps the weights up to the next point. "linear" changes them evenly, in 1,000 steps at most.
+    Raises:
+        ValueError: there is no point at 0, or the numbers of weights differ.
+
+    >>> import brimful as bf
+    >>> one, two = bf.from_sequence(["H"] * 6), bf.from_sequence(["K"] * 6)
+    >>> weights = bf.schedule({0: [1, 0], 2: [1, 1], 6: [0, 1]})
+    >>> "".join(sample["text"] for sample in bf.interleave_datasets([one, two], weights=weights))
+    'HHHKHKKKKK'
+    """
+    one_of("by", by, *get_args(Unit))
+    one_of("between", between, *get_args(Between))
+    if not isinstance(points, Mapping):
+        raise TypeError(f"schedule takes a mapping, such as {{0: [3, 1], 200_000: [1, 1]}} (got {points!r})")
+    found = []
+    for start in sorted(points):
+        weights = tuple(finite("a weight", weight) for weight in points[start])
+        if min(weights, default=0) < 0 or not any(weights):
+            raise ValueError(f"weights must be 0 or more, and one of them positive (got {list(weights)} at {start:,})")
+        found.append(Segment(integer("a point of a schedule", start), weights))
+    if not found or found[0].start:
+        raise ValueError(
+            f"a schedule begins at 0 (got {', '.join(f'{point.start:,}' for point in found) or 'no point'})"
+        )
+    for point in found:
+        if len(point.weights) != len(found[0].weights):
+            raise ValueError(
+                f"a schedule has as many weights everywhere (got {len(found[0].weights)} at 0 and {len(point.weights)} at "
+                f"{point.start:,})"
+            )
+    return Schedule(tuple(found), by, between)
+
+
+def check(num_sources: int, weights: Sequence[float] | Schedule, stop: str) -> None:
+    """Refuses weights and words that mean no mixture."""
+    one_of("stop", stop, *get_args(Stop))
+    known = weights.points[0].weights if isinstance(weights, Schedule) else weights
+    if len(known) != num_sources:
+        raise ValueError(f"there must be a weight for each of {num_sources} data sets (got {len(known)})")
+    if known is weights and not all(finite("weights", weight) > 0 for weight in known):
+        raise ValueError(f"weights must be positive (got {', '.join(f'{weight:g}' for weight in known)})")
+
+
+def segments_of(weights: Sequence[float] | Schedule) -> tuple[Segment, ...]:
+    """The stretches of constant weights of a mixture."""
+    return weights.segments if isinstance(weights, Schedule) else (Segment(0, tuple(weights)),)
+
+
+def owed_after(
+    owed: Sequence[float], served: Sequence[int], weights: Sequence[float], gone: Collection[int] = ()
+) -> list[float]:
+    """What each source is owed after a stretch of constant weights: its share of what was served, less what it gave.
+
+    Args:
+        owed: before it.
+        served: what each gave in it.
+        gone: sources that get no share of it, as they have no row.
+
+    >>> owed_after([0.0, 0.0], [1, 0], [3.0, 1.0])
+    [-0.25, 0.25]
+    """
+    here = [source for source in range(len(served)) if source not in gone]
+    total, sum_of = sum(served[source] for source in here), sum(Fraction(weights[source]) for source in here)
+    if not sum_of:
+        return [0.0 if source in gone else float(owed[source]) for source in range(len(served))]
+    return [
+        float(Fraction(owed[source]) + total * Fraction(weights[source]) / sum_of - served[source])
+        if source in here
+        else 0.0
+        for source in range(len(served))
+    ]
+
+
+class Stretch(NamedTuple):
+    """A stretch of constant weights of a mixture whose counts are known.
+
+    `start`: its place in the mixture. `before`: rows that each source gave before. `offsets`: 1/2 less what each is owed.
+    `most`: rows that each gives in it at most.
+    """
+
+    start: int
+    before: IntArray
+    weights: NDArray[np.float64]
+    offsets: NDArray[np.float64]
+    most: IntArray
+
+    def served(self, count: int) -> IntArray:
+        """Rows of each source among its first `count`."""
+        return served_at(count, self.weights, self.most, self.offsets)
+
+
+class Course:
+    """A mixture of sources whose counts are known: any part of it, from integers alone.
+
+    Args:
+        counts: rows of each; None: no end.
+    Price: .5 ms for each stretch, once; then .5 ms a place that is asked for.
+
+    >>> course = Course([6, 6], schedule({0: [1, 0], 2: [1, 1], 6: [0, 1]}).segments, "first")
+    >>> len(course), course.served(4).tolist()
+    (10, [3, 1])
+    """
+
+    def __init__(self, counts: Sequence[int | None], segments: Sequence[Segment], stop: Stop) -> None:
+        self.stretches: list[Stretch] = []
+        size = len(counts)
+        before, owed, ended, place, at = np.zeros(size, dtype=np.int64), [0.0] * size, [False] * size, 0, 0
+        waited_for = [weight > 0 for weight in segments[-1].weights]
+        for number, (_, weights) in enumerate(segments):
+            own = np.array(weights, dtype=np.float64)
+            if stop == "all":
+                own[ended] = 0
+            left = [None if count is None else count - int(given) for count, given in zip(counts, before.tolist())]
+            offsets = 0.5 - np.array(owed)
+            again = (
+                [has_ended or not waits for has_ended, waits in zip(ended, waited_for)]
+                if stop == "all_repeat"
+                else None
+            )
+            most = limits(left, own, stop, offsets, again)
+            if stop == "all_repeat":
+                most = np.where([count == 0 for count in counts], 0, most)
+            here = Stretch(place, before, own, offsets, most)
+            self.stretches.append(here)
+            total = int(most.sum())
+            if number + 1 == len(segments):
+                break
+            rows = segments[number + 1].start - at
+            if total < rows:
+                if stop != "all" or not self._has_more(segments[number + 1 :], own, ended):
+                    break
+                served, gone = most, [source for source in range(size) if own[source] > 0]
+            else:
+                served = here.served(rows)
+                latest = served - here.served(rows - 1)
+                source = int(np.argmax(latest))
+                last = float((served[source] - 1 + offsets[source]) / own[source]), source
+                ends = [
+                    (float((rest + offset) / weight), number) < last if rest is not None and weight > 0 else False
+                    for number, (rest, offset, weight) in enumerate(zip(left, offsets.tolist(), own.tolist()))
+                ]
+                gone = [source for source in range(size) if ends[source] and (stop == "all" or counts[source] == 0)]
+                ended = [one or now for one, now in zip(ended, ends)] if stop == "all_repeat" else ended
+            if stop == "all":
+                ended = [one or source in gone for source, one in enumerate(ended)]
+                gone = [source for source, one in enumerate(ended) if one]
+            owed = owed_after(owed, served.tolist(), weights, gone)
+            before, place, at = before + served, place + int(served.sum()), segments[number + 1].start
+        self._total = min(self.stretches[-1].start + int(self.stretches[-1].most.sum()), ENDLESS)
+        self._starts = [stretch.start for stretch in self.stretches]
+
+    @staticmethod
+    def _has_more(segments: Sequence[Segment], own: NDArray[np.float64], ended: Sequence[bool]) -> bool:
+        """Whether a source that has weight 0 now, and rows, gets some later."""
+        left = [source for source, has_ended in enumerate(ended) if not has_ended and own[source] == 0]
+        return any(segment.weights[source] > 0 for segment in segments for source in left)
+
+    def __len__(self) -> int:
+        return self._total
+
+    def served(self, place: int) -> IntArray:
+        """The rows that each source has given before a place, int64 (n,)."""
+        here = self.stretches[max(bisect_right(self._starts, place) - 1, 0)]
+        return here.before + here.served(place - here.start)
+
+    def merged(self, first: int, last: int, before: IntArray, after: IntArray) -> IntArray:
+        """In which order the rows come that stand between two places, if they stand one source after another.
+
+        Args:
+            before, after: what is served at these places.
+        """
+        begin = max(bisect_right(self._starts, first) - 1, 0)
+        here = self.stretches[begin]
+        if begin + 1 == len(self.stretches) or self._starts[begin + 1] >= last:
+            parts = times_of(before - here.before, after - here.before, here.weights, here.offsets)
+            return np.argsort(np.concatenate(parts), kind="stable")
+        owners, numbers, times = [], [], []
+        for number in range(begin, len(self.stretches)):
+            here = self.stretches[number]
+            if here.start >= last and number > begin:
+                break
+            follows = number + 1 < len(self.stretches) and self._starts[number + 1] < last
+            low = before - here.before if number == begin else np.zeros(len(before), dtype=np.int64)
+            high = (self.stretches[number + 1].before if follows else after) - here.before
+            for source, part in enumerate(times_of(low, high, here.weights, here.offsets)):
+                owners.append(np.full(len(part), source))
+                numbers.append(np.full(len(part), number))
+                times.append(part)
+        by_source = np.argsort(np.concatenate(owners), kind="stable")
+        order: IntArray = np.lexsort((np.concatenate(times)[by_source], np.concatenate(numbers)[by_source]))
+        return order
