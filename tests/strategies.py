@@ -66,6 +66,7 @@ from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSp
 from brimful.index.zip import Zip as IndexZip
 from brimful.memory import MemoryModel
 from brimful.plan import AttentionCost, CostBudget, FixedSize, MemoryBudget, Packed, Policy, StaticShapes, TokenBudget
+from brimful.plan.schedule import Schedule, Segment
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.causal_labels import CausalLabels
 from brimful.rows.chat import Chat
@@ -532,6 +533,7 @@ count = st.integers(0, 12)
 seeds = st.integers(0, 2)
 targets = ("input_ids",)
 weights = st.lists(st.sampled_from([1, 1.5, 2, 7.0]), min_size=3, max_size=3)
+later_weights = st.none() | st.tuples(st.sampled_from([1.0, 0.01, 3.0]), *[st.sampled_from([0.0, 1.0, 0.3])] * 2)
 stops = st.sampled_from(["first", "all", "all_repeat"])
 tokenwise = st.sampled_from([None, "input_ids"])
 
@@ -710,11 +712,20 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     SlidingWindow: on(SlidingWindow, width=few),
     Zip: st.builds(lambda size, seed: lambda upstream: beside_its_numbers(upstream, size, seed), few, seeds),
 }
+
+
+def shares(weights: Any, later: Any, upstreams: Any) -> Any:
+    """Of a mixture: constant, or others from its sixth row on."""
+    first = tuple(weights[: len(upstreams)])
+    return Schedule((Segment(0, first), Segment(5, later[: len(first)])), "samples", "step") if later else first
+
+
 SEVERAL: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several streams of rows to one
     Concat: st.just(lambda *upstreams: Concat(upstreams)),
     Interleave: st.builds(
-        lambda weights, *how: lambda *upstreams: Interleave(upstreams, tuple(weights[: len(upstreams)]), *how),
+        lambda weights, later, *how: lambda *upstreams: Interleave(upstreams, shares(weights, later, upstreams), *how),
         weights,
+        later_weights,
         stops,
         tokenwise,
     ),
@@ -743,8 +754,13 @@ INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data
 SEVERAL_INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several of them to one
     IndexConcat: st.just(lambda *upstreams: IndexConcat(upstreams)),
     IndexInterleave: st.builds(
-        lambda weights, *how: lambda *upstreams: IndexInterleave(upstreams, tuple(weights[: len(upstreams)]), *how),
+        lambda weights, later, stop, column: (
+            lambda *upstreams: IndexInterleave(
+                upstreams, shares(weights, None if column else later, upstreams), stop, column
+            )
+        ),
         weights,
+        later_weights,
         stops,
         tokenwise,
     ),
