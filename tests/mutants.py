@@ -162,7 +162,7 @@ MUTANTS = [
     Mutant(
         "a mixture that is asked for a part in its middle goes on from the part before",
         "index/interleave.py",
-        "before = served if end == first else served_at(first, weights, most)",
+        "before = served if end == first else course.served(first)",
         "before = served",
         of("index/test_interleave", "test_any_part_can_be_had_alone"),
     ),
@@ -176,9 +176,30 @@ MUTANTS = [
     Mutant(
         "a source without rows is waited for",
         "plan/mix.py",
-        "return np.where(own > 0, most, 0)",
-        "return most",
+        "gives = own > 0",
+        "gives = own >= 0",
         of("index/test_interleave", "test_it_is_the_streamed_mixture"),
+    ),
+    Mutant(
+        "what a source is owed is forgotten where the weights change",
+        "plan/schedule.py",
+        "total * Fraction(weights[source]) / sum_of - served[source]",
+        "0",
+        of("plan/test_schedule", "test_counts_follow_the_schedule_at_each_place_small_weights_too"),
+    ),
+    Mutant(
+        "weights change a row late",
+        "rows/interleave.py",
+        "while self.left(sources) <= 0:",
+        "while self.left(sources) < 0:",
+        of("plan/test_schedule", "test_random_schedules_are_served_as_they_say_at_every_place_and_after_every_resume"),
+    ),
+    Mutant(
+        "a stream follows the whole schedule, and not its part",
+        "plan/schedule.py",
+        "starts = [-(-(point.start - number) // count) if point.start else 0 for point in self.points]",
+        "starts = [point.start for point in self.points]",
+        of("plan/test_schedule", "test_streams_each_follow_their_part"),
     ),
     Mutant(
         "what begins again begins with the same epoch",
@@ -350,8 +371,8 @@ MUTANTS = [
     Mutant(
         "a data set that has ended once must end again after a resume",
         "rows/interleave.py",
-        "self.ended = ended > 0",
-        "self.ended = False",
+        "self.ended, self.passed = bool(flags & 1),",
+        "self.ended, self.passed = False,",
         of("rows/test_interleave", "test_resume_is_exact_at_every_sample[streamed]"),
     ),
     Mutant(
@@ -2759,14 +2780,14 @@ MUTANTS = [
     Mutant(
         "other weights are made up for all that was served before",
         "rows/interleave.py",
-        "source.served = 0",
+        "source.served, source.passed = 0, False",
         "pass",
         of("core/test_replay", "test_the_shares_are_those_of_the_new_weights_a_window_later"),
     ),
     Mutant(
         "weights change in silence where a state cannot say since when",
         "rows/interleave.py",
-        "elif held:",
+        "elif self._until:",
         "elif False:",
         of("core/test_replay", "test_weights_cannot_change_where_rows_of_two_epochs_of_the_mixture_are_read_again"),
     ),

@@ -13,8 +13,8 @@ import torch
 import brimful as bf
 from brimful.core.errors import MOST, finite, integer, positive
 from brimful.encoding.encoders import encoder_for
-from brimful.plan.mix import check
 from brimful.plan.overlong import split_long
+from brimful.plan.schedule import check
 
 LENGTHS = [3, 1, 2, 5, 4]
 DATA = bf.from_sequence([{"input_ids": [*range(length)], "text": "a"} for length in LENGTHS])

@@ -387,8 +387,8 @@ def interleave_datasets(
     streamed = any(stage.streamed_by for stage in stages)
     if column and scheduled and not streamed:
         raise ValueError(
-            "a schedule by tokens counts the tokens that were served, which an index does not; mix streams (stream() of data that "
-            "repeat, else stream().take(n)), or schedule by samples"
+            "a schedule by tokens counts the tokens that were served, which an index does not; mix streams (stream() of data "
+            "that repeat, else stream().take(n)), or schedule by samples"
         )
     if streamed:
         return Dataset(Interleave(stages, shares, stop, column))
