@@ -2058,13 +2058,6 @@ MUTANTS = [
         of("sources/test_http", "test_shards_are_read_and_resumed_over_http[False-True-.jsonl]"),
     ),
     Mutant(
-        "a server without ranges that stalls is waited for until the end",
-        "sources/bytes.py",
-        "asyncio.wait_for(work, self._seconds)",
-        "work",
-        of("sources/test_http", "test_a_stream_that_breaks_off_or_stalls_is_read_again_up_to_its_place[GET hang]"),
-    ),
-    Mutant(
         "a function hides that its shard could not be read on",
         "sources/called.py",
         "        if self._file.failure is not None:  # whatever",
