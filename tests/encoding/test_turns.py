@@ -423,6 +423,14 @@ def test_a_think_block_may_be_named_by_special_tokens() -> None:
     assert trained(found, messages, train_empty_think=True)[0] == "<|close|>think<|sep|>a<|im_end|>"
 
 
+def test_the_header_of_a_turn_that_nothing_asks_for_is_not_trained() -> None:
+    """Some templates ask for no answer after an answer."""
+    silent = PROMPT.replace("if add_generation_prompt", "if add_generation_prompt and messages[-1].role != 'assistant'")
+    found = chatty(HELD.replace("m.content", "(m.content | capitalize)") + silent)
+    messages = [asked("say"), answer("one"), answer("two"), asked("and"), answer("three")]
+    assert trained(found, messages) == ["One<|im_end|>", "Two<|im_end|>", "Three<|im_end|>"]
+
+
 HELD_LINES = (
     "{% set ns = namespace(all='') %}{% for m in messages %}{% set ns.all = ns.all + LINE %}{% endfor %}{{ ns.all }}"
 )

@@ -634,7 +634,8 @@ class _Talk:
                         f"{text[at : at + 30]!r}, from character {at:,} on)",
                     )
             made[number] = [(len(before), len(upto))]
-            self.bare.update([number] if before else [])
+            asked = bool(before) and before.endswith(self.template.prompt.header.text)
+            self.bare.update([number] if asked else [])
         return made
 
     def _plain(self, number: int, end: int, prompted: bool = False) -> str:
