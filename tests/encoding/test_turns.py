@@ -57,7 +57,8 @@ def test_each_kind_of_conversation_trains_what_stands_in_brackets(name: str, kin
     data = bf.from_sequence([row]).chat(template)
     if wanted.startswith("refused: "):
         with pytest.raises(
-            bf.StageError, match=f"TemplateError: {re.escape(wanted.removeprefix('refused: '))} The chat template refuses"
+            bf.StageError,
+            match=f"TemplateError: {re.escape(wanted.removeprefix('refused: '))} The chat template refuses",
         ):
             list(data)
         return
