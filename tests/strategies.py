@@ -449,6 +449,18 @@ def every_row_thrice(block: Block) -> Block:
     return block.take(pa.array(np.repeat(np.arange(block.num_rows), 3)))
 
 
+def with_hidden_labels(block: Block) -> Block:
+    """Of each second sample no label is trained on."""
+    place = block.schema.get_field_index("labels")
+    if place < 0 or not pa.types.is_list(block.schema.types[place]):
+        return block
+    rows = [
+        [-100] * len(labels) if labels and labels[0] // 100 % 2 else labels
+        for labels in block.column(place).to_pylist()
+    ]
+    return block.set_column(place, block.schema.field(place), pa.array(rows, block.schema.types[place]))
+
+
 def tokens_only(block: Block) -> Block:
     return block.select(["input_ids"])
 
@@ -480,6 +492,10 @@ def letters(texts: list[str]) -> list[list[int]]:
 def letters_of_two(texts: list[str], others: list[str]) -> dict[str, list[list[int]]]:
     rows = [list(text.encode()) + list(other.encode()) for text, other in zip(texts, others)]
     return {"input_ids": rows, "sides": [[len(text)] for text in texts]}
+
+
+def in_a_dict(samples: list[Sample]) -> dict[str, Any]:
+    return {"samples": samples}
 
 
 def tagged(item: Any) -> Any:
@@ -791,19 +807,28 @@ STEPS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # likewise
     MicroBatches: on(in_steps, micro_batches=few),
     Narrowed: on(Narrowed),
 }
-TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to what is trained on
-    Collated: on(
+LABELS_HIDDEN: Final[Link] = partial(MapBlocks, fn=with_hidden_labels)
+
+
+def collated(collate_fn: Callable[[list[Sample]], Any], *token_columns: str) -> SearchStrategy[Link]:
+    return on(
         Collated,
         rules=st.builds(
             ColumnRules,
             st.just(("input_ids",)),
-            st.just(()),
+            st.just(token_columns),
             st.just({"input_ids": 9}),
             st.sampled_from([{}, {"input_ids": "int32", "attention_mask": "bool"}]),
         ),
-        layout=st.one_of(st.builds(Padded, st.booleans()), st.just(Nested()), st.just(CollateFnLayout(list))),
-    ),
-}
+        layout=st.one_of(st.builds(Padded, st.booleans()), st.just(Nested()), st.just(CollateFnLayout(collate_fn))),
+        unlabelled=st.sampled_from(["keep", "drop"]),
+    )
+
+
+WITH_LABELS: Final = collated(in_a_dict, "labels")
+TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
+    Collated: collated(list)
+}  # batches to what is trained on
 SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Unbatch: on(Unbatch)}  # rows to dicts
 STREAMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
     RoundRobin: st.just(lambda upstream: RoundRobin(upstream, upstream.streams))
@@ -842,6 +867,8 @@ STAGES: Final[set[type[Stage[Any]]]] = {
 }
 CUTTERS: Final[set[type[Stage[Any]]]] = {Choose, Chunk, ConcatChunk, PackChunk, MapBlocks}
 """After these a sample may have no text."""
+KEEPING: Final[set[type[Stage[Any]]]] = {Enumerate, Filter, Shuffle, Skip, Stride, Take, TrainValidSplit}
+"""After these a sample has its labels."""
 COUNTING: Final[set[type[Stage[Any]]]] = {Enumerate, Scan, Skip, Stride, Take, SlidingWindow, Zip}
 """What rows in several streams are refused by."""
 
@@ -963,13 +990,24 @@ def windows(*, alike: bool = False) -> SearchStrategy[Make]:
     )
 
 
+def some_without_labels() -> SearchStrategy[Make]:
+    """Batches of samples, in some of which no label is trained on."""
+    links = row_links(without=frozenset({*ROWS} - KEEPING))
+    given = st.builds(lambda make, links: chain(make, *links), st.one_of(blocks, SOURCES[FromIterable]), links)
+    planned = st.builds(chain, given, st.just(LABELS_HIDDEN), WINDOWS[Buffered], BATCHES[Batched])
+    shared = st.one_of(planned, st.builds(chain, planned, SHARES[Sharded]))
+    return st.one_of(shared, st.builds(chain, shared, STEPS[MicroBatches]))
+
+
 def batches() -> SearchStrategy[Make]:
     """Chains that end in batches: of integers, or of tensors."""
     planned, tokens = (st.builds(chain, windows(alike=alike), BATCHES[Batched]) for alike in (False, True))
     shared = st.one_of(planned, planned, st.builds(chain, planned, SHARES[Sharded]))
     of_tokens = st.one_of(tokens, tokens, st.builds(chain, tokens, SHARES[Sharded]))
     shared, of_tokens = (st.one_of(one, st.builds(chain, one, STEPS[MicroBatches])) for one in (shared, of_tokens))
-    return st.one_of(shared, st.builds(chain, of_tokens, TENSORS[Collated]))
+    return st.one_of(
+        shared, st.builds(chain, of_tokens, TENSORS[Collated]), st.builds(chain, some_without_labels(), WITH_LABELS)
+    )
 
 
 def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
@@ -998,5 +1036,5 @@ def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
         known = st.builds(chain, indexed(), WINDOWS[Planned], BATCHES[Batched])
         return st.builds(chain, st.one_of(known, planned), (SHARES | STEPS)[cls])
     if cls in TENSORS:
-        return st.builds(chain, planned, (TENSORS | SHARES)[cls])
+        return st.one_of(st.builds(chain, planned, TENSORS[cls]), st.builds(chain, some_without_labels(), WITH_LABELS))
     return st.builds(chain, st.one_of(blocks, planned), ITEMS[cls])

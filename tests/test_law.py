@@ -7,9 +7,10 @@ import inspect
 import json
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +40,7 @@ from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.take import Take
 from brimful.rows.unbatch import Unbatch
 from brimful.sources.files import FromFiles
+from brimful.tensors.collated import Collated
 from brimful.testing import assert_exact_resume, first_difference
 from tests import strategies as draw
 from tests.effort import examples
@@ -134,6 +136,34 @@ def test_law_of_batches(make: draw.Make, data: st.DataObject, rows: int, size: i
     with draw.small(rows, size):
         repeat = repeat and draw.gives(make())
         assert_exact_resume(batches, epochs=(), max_items=20, max_resumes=4)
+
+
+@given(make=draw.some_without_labels(), link=draw.WITH_LABELS, rows=st.integers(1, 5))
+@examples(30)
+def test_law_of_samples_without_labels_that_are_refused(make: draw.Make, link: draw.Link, rows: int) -> None:
+    """All batches up to the first that has one are as ever. The next one is an error, also after a resume."""
+
+    def stage(unlabelled: Any) -> Stage[Any]:
+        return replace(cast(Collated, link(make())), unlabelled=unlabelled)
+
+    def items(unlabelled: Any, at: Any) -> tuple[list[Any], str]:
+        found: list[Any] = []
+        try:
+            with running(made := stage(unlabelled), at or made.start(0)) as items:
+                found += islice(items, 20)
+        except bf.DataError as error:
+            return found, str(error)
+        return found, ""
+
+    with draw.small(rows):
+        (kept, _), (found, error) = items("keep", None), items("raise", None)
+        assert first_difference(found, kept[: len(found)]) is None
+        assert "has no label to train on" in error if error else len(found) == len(kept)
+        for number, (_, state) in enumerate(found, 1):
+            if state != END:
+                rest, again = items("raise", json.loads(json.dumps(state)))
+                assert first_difference(rest[: len(found) - number], found[number:]) is None
+                assert again == error or not error
 
 
 @pytest.mark.parametrize("cls", [Chunk, ConcatChunk, PackChunk])

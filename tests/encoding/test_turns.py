@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import ast
+import copy
 import importlib.util
 import logging
 import re
@@ -18,7 +20,7 @@ import pytest
 from tokenizers import AddedToken, decoders
 
 import brimful as bf
-from brimful.encoding.conversations import rendered
+from brimful.encoding.conversations import labelled, rendered
 from brimful.encoding.turns import ChatTemplate
 from tests import tokenizers as make
 from tests.conversations import APPENDED, CLOSE, KINDS, OPEN, SPECIAL, answer, conversation, expected, shown, tokenizer
@@ -55,7 +57,8 @@ def test_each_kind_of_conversation_trains_what_stands_in_brackets(name: str, kin
     data = bf.from_sequence([row]).chat(template)
     if wanted.startswith("refused: "):
         with pytest.raises(
-            bf.StageError, match=f"TemplateError: {re.escape(wanted.removeprefix('refused: '))}. The chat"
+            bf.StageError,
+            match=f"TemplateError: {re.escape(wanted.removeprefix('refused: '))} The chat template refuses",
         ):
             list(data)
         return
@@ -381,6 +384,90 @@ def test_results_that_stand_inside_a_turn_are_not_trained() -> None:
     assert trained(chatty(template), messages) == ["Wait.f()", "Done.<|im_end|>"]
 
 
+def called(name: str = "weather", content: str = "", **arguments: Any) -> dict[str, Any]:
+    return answer(content, tool_calls=[{"type": "function", "function": {"name": name, "arguments": arguments}}])
+
+
+RESULT = {"role": "tool", "content": "result"}
+
+
+def test_white_space_between_two_results_is_not_trained() -> None:
+    """As in Gemma 4: the turn that calls goes on with a line end, and the next turn follows it."""
+    template = (
+        "{% for m in messages if m.role != 'tool' %}{{ '<|im_start|>' + m.role + '\n' if not loop.previtem or "
+        "not loop.previtem.tool_calls }}{{ m.content }}{% set here = loop.index0 %}{% if m.tool_calls %}f(){% for n in "
+        "range(messages | length) %}{% if n > here and messages[n].role == 'tool' %}{{ '[' + messages[n].content + ']' }}"
+        "{% endif %}{% endfor %}{{ '\n' }}{% else %}{{ '<|im_end|>\n' }}{% endif %}{% endfor %}" + PROMPT
+    )
+    messages = [asked("q"), called(), RESULT, answer("It is so.")]
+    assert trained(chatty(template), messages) == ["f()", "It is so.<|im_end|>"]
+
+
+def test_white_space_before_a_header_may_be_more_than_before_the_prompt() -> None:
+    """As in templates that are indented, and do not strip white space."""
+    indented = "{% for m in messages %}   {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
+    found = chatty(indented + "{% if add_generation_prompt %} {{ '<|im_start|>assistant\n' }}{% endif %}")
+    assert trained(found, KINDS["two turns"]) == ["Hello!<|im_end|>", "See you.<|im_end|>"]
+
+
+def test_a_think_block_may_be_named_by_special_tokens() -> None:
+    """As in Kimi K3: `open` and `close` are tokens, and the name stands between them and `sep`."""
+    turn = LOOP.replace(
+        "m.content",
+        "('<|open|>think<|sep|>' + (m.reasoning_content or '') + '<|close|>think<|sep|>' if m.role == 'assistant' else '') "
+        "+ m.content",
+    )
+    found = chatty(turn + PROMPT.replace("assistant\n'", "assistant\n<|open|>think<|sep|>'"))
+    found.add_special_tokens({"additional_special_tokens": ["<|open|>", "<|close|>", "<|sep|>"]})
+    messages = [asked("q"), answer("a"), asked("q"), answer("b", reasoning_content="So.")]
+    assert trained(found, messages) == ["a<|im_end|>", "So.<|close|>think<|sep|>b<|im_end|>"]
+    assert trained(found, messages, train_empty_think=True)[0] == "<|close|>think<|sep|>a<|im_end|>"
+
+
+def test_the_header_of_a_turn_that_nothing_asks_for_is_not_trained() -> None:
+    """Some templates ask for no answer after an answer."""
+    silent = PROMPT.replace("if add_generation_prompt", "if add_generation_prompt and messages[-1].role != 'assistant'")
+    found = chatty(HELD.replace("m.content", "(m.content | capitalize)") + silent)
+    messages = [asked("say"), answer("one"), answer("two"), asked("and"), answer("three")]
+    assert trained(found, messages) == ["One<|im_end|>", "Two<|im_end|>", "Three<|im_end|>"]
+
+
+HELD_LINES = (
+    "{% set ns = namespace(all='') %}{% for m in messages %}{% set ns.all = ns.all + LINE %}{% endfor %}{{ ns.all }}"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}",
+        HELD_LINES.replace("LINE", "m.content") + "{% if add_generation_prompt %}Answer:{% endif %}",
+        "{{ 'f' if tools }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    ],
+    ids=["a loop", "a namespace", "tools alone"],
+)
+def test_a_call_of_which_nothing_is_written_refuses_no_conversation(
+    template: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [asked("q"), called("f", city="Rome"), RESULT, answer("It is so.")]
+    row = {"messages": messages, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    with caplog.at_level(logging.WARNING, "brimful"):
+        (sample,) = bf.from_sequence([row]).chat(chatty(template))
+    assert re.findall(f"{OPEN}(.*?){CLOSE}", shown(chatty(template), sample)) == ["It is so."]
+    assert "writes nothing of tool_calls (of 'f' in message 1)" in caplog.text
+
+
+def test_a_role_that_begins_another_word_ends_no_turn() -> None:
+    """As in Reka Edge: `tool` begins `tool_response`, which stands in a turn of its own."""
+    line = (
+        "('human: <tool_response>' + m.content + '</tool_response>' if m.role == 'tool' else m.role + ': ' + m.content + "
+        "('call()' if m.tool_calls else '')) + '\n'"
+    )
+    found = chatty(HELD_LINES.replace("LINE", line) + "{% if add_generation_prompt %}assistant:{% endif %}")
+    messages = [asked("q"), called("call", content="Wait. "), RESULT, answer("It is so.")]
+    assert trained(found, messages) == [" Wait. call()\n", " It is so.\n"]
+
+
 # -- marks of the template ---------------------------------------------------------------------------------------------------
 
 MARKED = (
@@ -453,24 +540,33 @@ def test_what_may_surprise_is_said_once(
 
 # -- templates of others -----------------------------------------------------------------------------------------------------
 
-PACKAGES = {
-    "trl": "chat_templates",
-    "axolotl": "utils/chat_templates/templates",
-    "vllm": "transformers_utils/chat_templates",
-}
-"""The folders of packages that bring templates."""
+PACKAGES = ("transformers", "trl", "axolotl", "litellm", "llama_cpp", "mlx_vlm", "sglang", "unsloth", "vllm")
+"""They bring templates: as files, or as text in their modules."""
 SPECIALS = re.compile(
     r"<[|｜][^<>|｜\s]*[|｜]>|<(?:start|end)_of_(?:turn|utterance)>|\[/?INST\]|\[gMASK\]|<sop>|<\|?turn\|?>|\[\|\w+\|\]"
 )
 
 
-def stock(package: str) -> dict[str, Path]:
+@cache
+def stock(package: str) -> dict[str, str]:
     """The templates that a package brings, by their names. It is not imported."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         pytest.skip(f"{package} is not installed, which brings templates")
-    folder = Path(spec.origin).parent / PACKAGES[package]
-    return {path.stem: path for path in sorted(folder.rglob("*.jinja"))}
+    folder = Path(spec.origin).parent
+    found = {path.stem: path.read_text() for path in sorted(folder.rglob("*.jinja"))}
+    for path in sorted(folder.rglob("*.py")):
+        source = path.read_bytes()
+        if b"in messages" in source and b"{%" in source:
+            for node in ast.walk(ast.parse(source)):
+                text = node.value if isinstance(node, ast.Constant) else None
+                if (
+                    isinstance(text, str)
+                    and re.match(r"\s*{[%{#]", text)
+                    and re.search(r"{%-?\s*for .* in messages", text)
+                ):
+                    found[f"{path.stem}:{node.lineno}"] = text
+    return found
 
 
 @cache
@@ -523,13 +619,12 @@ WRITES_NOTHING = ("template_kimi_audio",)
 """It does not look at the messages."""
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ["trl", "axolotl", "vllm"])
 def test_two_turns_of_each_template_of_others(package: str) -> None:
     by_end = {name: [f"{{}}{end}"] * 2 for end, names in ENDS.items() for name in names.split()} | OTHERS
     unknown = []
-    for name, path in stock(package).items():
-        template = path.read_text()
-        if "generation %}" in template or name in WRITES_NOTHING:
+    for name, template in stock(package).items():
+        if "generation %}" in template or name in WRITES_NOTHING or ":" in name:
             continue
         if name not in by_end:
             unknown.append(name)
@@ -540,21 +635,50 @@ def test_two_turns_of_each_template_of_others(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_template_of_others_is_refused(package: str) -> None:
-    """What transformers renders has labels: those of every answer, and none of a question."""
-    for (name, path), kind in product(stock(package).items(), KINDS):
-        found, row = known_by(path.read_text()), conversation("chatml", kind)
-        try:
-            theirs = found.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
-        except Exception:
+def test_all_that_the_assistant_says_trains_by_each_template_of_others(package: str) -> None:
+    """Each text of a conversation has a word of its own, which tells what of it trains."""
+    for (name, template), kind in product(stock(package).items(), KINDS):
+        found, row = known_by(template), with_words(conversation("chatml", kind))
+        theirs = rendered_by(found, row)
+        if theirs is None:
             continue
-        turns = rendered(followed(found.chat_template), row["messages"], row.get("tools"), "assistant")
-        if not name.startswith(("idefics3", "smolvlm", "llava_next")):  # which take lists of parts alone
-            assert turns.text == theirs, (name, kind)
-        text = "".join(turns.text[begin:end] for begin, end in turns.spans)
-        if kind in ("two turns", "system", "a question last") and name not in WRITES_NOTHING:
-            assert "Hello!" in text, (name, kind)
-            assert not re.search(r"Hi|Bye|Be brief", text), (name, kind)
+        turns = rendered(followed(template), row["messages"], row.get("tools"), "assistant")
+        (made,) = labelled(found, [turns])
+        if isinstance(made, Exception):
+            assert not re.search("z[ACR]", theirs), (name, kind, made)
+            continue
+        ids, appended = made.tokens.tolist(), turns.end is not None
+        assert ids[: len(ids) - appended] == found(theirs, add_special_tokens=False)["input_ids"], (name, kind)
+        whole, trains = (found.decode(ids[1:]), found.decode(made.tokens[made.trained]))
+        for word in {*re.findall(r"z[A-Z]\d+z", whole)}:
+            assert trains.count(word) == (whole.count(word) if word[1] in "ACR" else 0), (name, kind, word, trains)
+
+
+def with_words(row: dict[str, Any]) -> dict[str, Any]:
+    """A conversation with a word of its own in each text. The assistant's begin with zA, zC (arguments) and zR (thoughts)."""
+    row = copy.deepcopy(row)
+    for number, message in enumerate(row["messages"]):
+        word = f"z{'A' if message['role'] == 'assistant' else 'Q'}{number}z"
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"]["city"] += f" zC{number}z"
+        if "reasoning_content" in message:
+            message["reasoning_content"] += f" zR{number}z"
+        if said := message["content"]:
+            message["content"] = f"{'' if said.startswith('<think>') else word}{said} {word}"
+    return row
+
+
+def rendered_by(tokenizer: Any, row: dict[str, Any]) -> str | None:
+    """What transformers renders; with lists of parts, if the template takes these alone; None: nothing."""
+    messages, tools = row["messages"], row.get("tools")
+    parts = [one | {"content": [{"type": "text", "text": one["content"]}]} for one in messages]
+    short = [{"role": "user", "content": "Hi"}]
+    try:
+        if "Hi" not in tokenizer.apply_chat_template(short, tokenize=False):
+            messages = parts
+        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
+    except Exception:
+        return None
 
 
 @cache
@@ -567,7 +691,7 @@ def test_what_trl_marks_in_its_templates_for_training_trains() -> None:
     templates, compared = stock("trl"), 0
     pairs = [(name.removesuffix("_training"), name) for name in templates if name.endswith("_training")]
     for (plain, marked), kind in product(pairs, KINDS):
-        row, both = conversation("chatml", kind), [templates[one].read_text() for one in (plain, marked)]
+        row, both = conversation("chatml", kind), [templates[one] for one in (plain, marked)]
         try:
             own, theirs = (rendered(followed(one), row["messages"], row.get("tools"), "assistant") for one in both)
         except Exception:

@@ -52,10 +52,11 @@ REMEDY: Final = (
     "(on_error='skip')"
 )
 _PIECE: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\w+|\s|.", re.DOTALL)
+_WITHIN: Final = re.compile(r"\w\w")
 _THINK: Final = r"(?:\w+:)?(?:think|thinking|thought|reasoning)"
-_NO_THOUGHT: Final = re.compile(
-    rf"\s*(?:(?:<{_THINK}>|\[THINK\]|<\|START_THINKING\|>)\s*)?(?:</{_THINK}>|\[/THINK\]|<\|END_THINKING\|>)\s*"
-)
+_OPENS: Final = rf"<{_THINK}>|\[THINK\]|<\|START_THINKING\|>|<\|open\|>think<\|sep\|>"
+_CLOSES: Final = rf"</{_THINK}>|\[/THINK\]|<\|END_THINKING\|>|<\|close\|>think<\|sep\|>"
+_NO_THOUGHT: Final = re.compile(rf"\s*(?:(?:{_OPENS})\s*)?(?:{_CLOSES})\s*")
 """A think block that holds nothing; where the prompt has opened it, the rest."""
 _QUESTION, _ANSWER, _MORE = "brimful asks", "brimful answers", "brimful asks again"
 _TOOL: Final = {"type": "function", "function": {"name": "brimful", "description": "", "parameters": {}}}
@@ -204,13 +205,13 @@ class ChatTemplate:
                 self._say_calls(talk, number, [span for spans in talk.visits(number) for span in spans])
             own = [number for number in own if messages[number]["role"] != "assistant"]
         for number, parts in talk.parts(own).items():
+            self._say_calls(talk, number, parts)
             if parts:
                 turn = self._trained(talk, number, parts)
                 spans += turn.spans
                 begins += [(turn.begin, number)] if turn.whole else []
                 end = self._end() if turn.open else end
                 self._say_prefix(talk, number, parts, turn.begin)
-                self._say_calls(talk, number, parts)
         return Turns(text, spans, begins, end)
 
     def whole(self, messages: list[Any], tools: Any, without: Sequence[int]) -> Turns:
@@ -382,7 +383,11 @@ class ChatTemplate:
                 end = following + len(mark)
             else:
                 open_ = following == len(text) and self._end_token not in (None, token)
-        spans = [(begin, parts[0][1]), *parts[1:-1], (last, end)] if len(parts) > 1 else [(begin, end)]
+        if len(parts) == 1:
+            spans = [(begin, end)]
+        else:
+            spans = [(begin, parts[0][1]), *parts[1:-1], (last, end)]
+            spans = [span for span in spans if not text[slice(*span)].isspace()]  # between two results of calls
         return _Turn(header, [span for span in spans if span[0] < span[1]], empty is None, open_)
 
     @once
@@ -418,10 +423,10 @@ class ChatTemplate:
             if header.text and (stop := _matched(text, begin, end, (header.text,))) > begin:
                 return stop
         best = max(_matched(text, begin, end, header.pieces) for header in headers)
-        if best == begin:  # white space between two turns may lack before the first
+        if not text[begin:best].strip():  # white space between two turns may lack before the first
             first = _black(text, begin)
             found = max(_matched(text, first, end, _black_pieces(header.pieces)) for header in headers)
-            best = found if found > first else begin
+            best = found if found > first else best
         return max(best, self._inside(text, part, messages[number])) if talk.first == begin else best
 
     def _inside(self, text: str, part: Span, message: Any) -> int:
@@ -544,9 +549,15 @@ class _Talk:
             if core and core in text:
                 return None
         if not found:
-            return None if core or self.messages[number].get("tool_calls") else []
+            return None if core or self._may_write_calls(number) else []
         with_header = [spans for spans in found if self.template.header_end(self, number, spans[0]) > spans[0][0]]
         return (with_header or found)[-1]  # a summary may stand before the turns
+
+    def _may_write_calls(self, number: int) -> bool:
+        """Whether the text has the names and the arguments of a message's calls somewhere."""
+        calls = self.messages[number].get("tool_calls")
+        said = [word for call in calls for word in _words_of(call)] if isinstance(calls, list) else []
+        return bool(calls) and all(word in self.traced.text for word in said)
 
     def _by_strings(self, lost: list[int]) -> dict[int, list[Span]] | None:
         """By strings around the contents of messages; None where the template then writes other text.
@@ -573,7 +584,7 @@ class _Talk:
             return None
         made = dict[int, list[Span]]()
         for number in lost:
-            left_out = number not in places and (_core(messages[number]) or not messages[number].get("tool_calls"))
+            left_out = number not in places and (_core(messages[number]) or not self._may_write_calls(number))
             parts = [] if left_out else self._around(number, places)
             if parts is None:
                 return None
@@ -592,7 +603,7 @@ class _Talk:
         if not before <= begin <= after >= end:
             return None
         for beginning in _beginnings(header):
-            if (place := text.rfind(beginning, before, begin)) >= 0:
+            if (place := _last(text, beginning, before, begin)) >= 0:
                 begin, end = place, max(end, place + len(beginning))
                 break
         else:
@@ -604,7 +615,7 @@ class _Talk:
         if after == len(text):
             return [(begin, after)]
         role = messages[number + 1]["role"]
-        follows = (text.rfind(one.replace("assistant", role), end, after) for one in _beginnings(header))
+        follows = (_last(text, one.replace("assistant", role), end, after) for one in _beginnings(header))
         following = next((place for place in follows if place >= 0), None if calls else end)
         return None if following is None else [(begin, following)]
 
@@ -623,7 +634,8 @@ class _Talk:
                         f"{text[at : at + 30]!r}, from character {at:,} on)",
                     )
             made[number] = [(len(before), len(upto))]
-            self.bare.update([number] if before else [])
+            asked = bool(before) and before.endswith(self.template.prompt.header.text)
+            self.bare.update([number] if asked else [])
         return made
 
     def _plain(self, number: int, end: int, prompted: bool = False) -> str:
@@ -663,11 +675,25 @@ def _matched(text: str, begin: int, end: int, header: Iterable[str]) -> int:
     """Where the pieces of a header end that text begins with."""
     for piece in header:
         stop = begin + len(piece)
-        whole = not piece[-1].isalnum() or not text[stop : stop + 1].isalnum()  # "assistants" is not "assistant"
-        if stop > end or not whole or not text.startswith(piece, begin):
+        if stop > end or not text.startswith(piece, begin) or _in_word(text, stop):  # "assistants" is not "assistant"
             break
         begin = stop
     return begin
+
+
+def _in_word(text: str, at: int) -> bool:
+    """Whether a word goes on at a place."""
+    return at > 0 and _WITHIN.match(text, at - 1) is not None
+
+
+def _last(text: str, words: str, begin: int, end: int) -> int:
+    """The last place of whole words between two places; -1 if there is none."""
+    while (place := text.rfind(words, begin, end)) >= 0:
+        after = place + len(words)
+        if not (_in_word(text, after) or (place > begin and _in_word(text, place))):
+            break
+        end = after - 1
+    return place
 
 
 def _beginnings(header: list[str]) -> Iterator[str]:
@@ -714,6 +740,13 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping | list):
         for one in value.values() if isinstance(value, Mapping) else value:
             yield from _strings(one)
+
+
+def _words_of(call: Any) -> list[str]:
+    """The name of a call, and the texts among its arguments. (A template writes arguments given as JSON text in its own way.)"""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    return [*filter(None, [_called(call)]), *([] if isinstance(arguments, str) else _strings(arguments))]
 
 
 def _called(call: Any) -> str | None:

@@ -137,8 +137,10 @@ class Chat(BlockFunction):
         """Raises what is wrong with a row, with its place; or counts and logs it as left out."""
         place = f"chat failed at {where(block, row)}: column {self.column!r}: "
         ours = isinstance(error, DataError)
-        remedy = _REFUSED if type(error).__name__ == "TemplateError" else ""
-        told = DataError(f"{place}{error}") if ours else StageError(f"{place}{type(error).__name__}: {error}{remedy}")
+        said = f"{type(error).__name__}: {error}"
+        if type(error).__name__ == "TemplateError":
+            said = said.removesuffix(".") + _REFUSED
+        told = DataError(f"{place}{error}") if ours else StageError(f"{place}{said}")
         if self.on_error == "raise":
             raise told from error
         skipped(told)
