@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 from collections import UserDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -104,8 +105,16 @@ class Data:
         return bf.from_sequence(self.rows)
 
     @cached_property
+    def endless(self) -> bf.IndexedDataset:
+        return bf.from_sequence(self.rows, repeat=True)
+
+    @cached_property
     def stream(self) -> bf.Dataset:
         return bf.from_iterable(self.rows)
+
+    def objects(self, collate_fn: Callable[[list[Row]], Any]) -> bf.Dataset:
+        """The rows as a user's data set, of which brimful knows the lengths alone."""
+        return bf.from_dataset(self.rows, lengths=[len(row["input_ids"]) for row in self.rows], collate_fn=collate_fn)
 
     def store(self, folder: Path) -> bf.IndexedDataset:
         if not (path := folder / f"store-{self.number}").exists():
@@ -190,6 +199,11 @@ class FilledUp:
         return bf.Plan.of(lengths, batches, padded_lengths=widths, padded_sizes=sizes)
 
 
+def squared(length: Any) -> Any:
+    """What a sample costs, of attention."""
+    return length * length
+
+
 def as_tensors(samples: list[Row], labels: list[Any]) -> dict[str, Any]:
     """What collate functions here return: tokens as lists, and labels as one tensor, padded with -100."""
     if labels and not isinstance(labels[0], int | float):
@@ -264,6 +278,10 @@ class Loop:
     """Whether the loop hands its losses to `token_mean` by row, and not their sum."""
     fails_in_fillers: bool = False
     """Whether its loss of a filler is NaN."""
+    balances: bool = False
+    on_device: bool = False
+    steps: int = 0
+    """How many batches each rank takes of data that repeat; 0: an epoch."""
 
     # -- as brimful has it
 
@@ -293,49 +311,64 @@ class Loop:
             options["dtypes"] = {"labels": "float32"}
         if said.kind == "pack":
             options["rows"] = said.rows
+        if self.balances:
+            options |= {"balance_group": self.world_size, "balance_cost": squared}
+        if self.source == "objects":
+            options = {name: value for name, value in options.items() if name != "token_columns"}
         usual = {"truncate_side": "right", "unlabelled": "keep", "overlong": "raise", "drop_last": False}
         return {name: value for name, value in options.items() if value is not None and value != usual.get(name)}
 
+    def collate_fn(self) -> Callable[[list[Row]], Any]:
+        collate = COLLATE[self.collate]
+        return in_user_dict(collate) if self.in_user_dict else collate
+
     def batches(self, folder: Path) -> bf.Batches:
-        match self.source:
-            case "store":
-                data: bf.Dataset = self.data.store(folder)
-            case "files":
-                data = self.data.files(folder, self.streams)
-            case "iterable":
-                data = self.data.stream
-            case _:
-                data = self.data.sequence
-        options = self.options
-        if self.collate:
-            collate = COLLATE[self.collate]
-            options["collate_fn"] = in_user_dict(collate) if self.in_user_dict else collate
-        return data.pack(self.said.size, **options) if self.said.kind == "pack" else data.batch(self.policy, **options)
+        options, data = self.options, self.data
+        if self.source == "objects":
+            rows: bf.Dataset = data.objects(self.collate_fn())
+        else:
+            rows = data.store(folder) if self.source == "store" else data.sequence
+            rows = data.stream if self.source == "iterable" else rows
+            rows = data.files(folder, self.streams) if self.source == "files" else rows
+            rows = data.endless if self.steps else rows
+            options |= {"collate_fn": self.collate_fn()} if self.collate else {}
+        batches = rows.pack(self.said.size, **options) if self.packs else rows.batch(self.policy, **options)
+        return batches.to_device("cpu", prefetch=0, pad_on_device=True) if self.on_device else batches
+
+    def of_rank(self, batches: bf.Batches, rank: int, process_group: Any = None) -> bf.Batches:
+        if self.shards:
+            batches = batches.shard(rank, self.world_size, uneven=self.uneven, process_group=process_group)
+        return batches.take(self.steps) if self.steps else batches
 
     def __str__(self) -> str:
         """Python that shows the batches of all ranks."""
-        options = [f"{name}={value!r}" for name, value in self.options.items()]
+        options = [f"{name}={getattr(value, '__name__', repr(value))}" for name, value in self.options.items()]
+        collate = ""
         if self.collate:
-            wrapped = f"in_user_dict(COLLATE[{self.collate!r}])" if self.in_user_dict else f"COLLATE[{self.collate!r}]"
-            options.append(f"collate_fn={wrapped}")
+            collate = f"in_user_dict(COLLATE[{self.collate!r}])" if self.in_user_dict else f"COLLATE[{self.collate!r}]"
+            collate = f"collate = {collate}\n"
+            options += ["collate_fn=collate"] * (self.source != "objects")
         first = f"{self.said.size}" if self.packs else repr(self.policy)
         if isinstance(self.policy, bf.StaticShapes | bf.TokenBudget):
             first = f"bf.{first}"
         if isinstance(self.policy, Own):
             first = f"Own({self.policy.made_by.__name__}, {self.policy.most}, {self.policy.declared})"
         source = {
-            "sequence": "bf.from_sequence(rows)",
+            "sequence": "bf.from_sequence(rows, repeat=True)" if self.steps else "bf.from_sequence(rows)",
+            "objects": f"data_of({self.data.number}).objects(collate)",
             "iterable": "bf.from_iterable(rows)",
             "store": f"data_of({self.data.number}).store(Path('.'))",
             "files": f"data_of({self.data.number}).files(Path('.'), {self.streams})",
         }[self.source]
         verb = "pack" if self.said.kind == "pack" else "batch"
         shard = f".shard(rank, {self.world_size}, uneven={self.uneven!r})" if self.shards else ""
+        shard += f".take({self.steps})" * bool(self.steps)
+        device = '.to_device("cpu", prefetch=0, pad_on_device=True)' * self.on_device
         rows = "".join(f"    {row},\n" for row in self.data.rows)
         return (
             f"loop {self.number}, whose losses are {'by row' if self.by_row else 'a sum'}:\n\n"
-            f"import brimful as bf\nfrom tests.weighed import *\n\nrows = [\n{rows}]\n"
-            f"batches = {source}.{verb}(\n    {', '.join([first, *options])}\n)\n"
+            f"import brimful as bf\nfrom tests.weighed import *\n\nrows = [\n{rows}]\n{collate}"
+            f"batches = {source}.{verb}(\n    {', '.join([first, *options])}\n){device}\n"
             f"for rank in range({self.world_size}):\n    for batch in batches{shard}:\n        print(rank, batch)\n"
         )
 
@@ -355,10 +388,15 @@ class Loop:
 
     @property
     def is_indexed(self) -> bool:
-        return self.source in ("sequence", "store")
+        return self.source in ("sequence", "store", "objects")
+
+    @property
+    def is_exact(self) -> bool:
+        return self.said.is_exact and not self.balances
 
     @property
     def has_labels(self) -> bool:
+        """Whether its batches have any, of which they may say how many."""
         return bool(self.labels) or self.packs or self.collate in MADE
 
     @property
@@ -373,7 +411,7 @@ class Loop:
     @property
     def counts_in(self) -> str:
         """The number of labels that each of its batches must have."""
-        if self.collate in MADE or not self.is_weighed:
+        if self.collate in MADE or not self.is_weighed or self.source == "objects":
             return ""
         of_step = self.said.share > 1 and self.world_size == 1
         if self.labels and self.is_indexed:
@@ -393,12 +431,21 @@ class Loop:
         return self.counts_by != "class" or self.data.kind == "class" or self.collate in MADE
 
     @property
+    def is_divisible(self) -> bool:
+        """Whether a batch can be cut by row: a label of its own lies beside each."""
+        return (
+            self.has_labels and self.said.layout != "grouped" and self.pads_labels_with == NO_LABEL and not self.packs
+        )
+
+    @property
     def counts_by(self) -> str:
         """What counts as a label in its batches."""
         if self.collate in MADE:
             return MADE[self.collate].by
         if not self.labels:
             return "token"
+        if self.source == "objects":  # brimful sees the tensors alone
+            return "row" if self.labels.by == "row" else "token"
         return "row" if self.as_numbers else self.labels.by
 
     def of_piece(self, piece: Piece) -> list[Any]:
@@ -459,7 +506,7 @@ class Loop:
         return [self.piece_of(row) for rows in self.in_streams() for row in oracle.cut(rows, self.said)]
 
     def planned(self) -> list[list[Piece]]:
-        """The batches in order, where the documents say it."""
+        """The batches of an epoch in order, where the documents say it."""
         plans = oracle.in_turn([oracle.planned(rows, self.said) for rows in self.in_streams()])
         if self.packs:
             plans = [[row for pack in packs for row in pack] for packs in plans]
@@ -505,7 +552,23 @@ def drawn(number: int) -> Loop:
         loop.world_size = draw.choice([one for one in (1, 2, 4) if streams % one == 0])
     loop.shards = loop.world_size > 1 or draw.random() < 0.4
     loop.uneven = draw.choice(["pad", "pad", "pad", "drop", "wrap"])
+    if loop.collate and source == "sequence" and loop.said.overlong != "truncate" and draw.random() < 0.4:
+        loop.source, loop.unlabelled = "objects", "keep"
+    if not loop.collate and not loop.packs and said.layout == "padded" and draw.random() < 0.1:
+        loop.on_device = True
+    if source == "sequence" and said.window is not None and loop.unlabelled == "keep" and draw.random() < 0.1:
+        loop.balances = True
+    if loop.source == "sequence" and loop.is_exact and said.window is not None and draw.random() < 0.1:
+        repeat(loop)
     return loop
+
+
+def repeat(loop: Loop) -> None:
+    """Takes whole steps of about two epochs, where an epoch has a batch."""
+    with suppress(oracle.TooLongError):
+        batches = len(loop.planned())
+        of_epoch = batches // loop.world_size if loop.uneven == "drop" else -(-batches // loop.world_size)
+        loop.steps = max(1, 2 * of_epoch // loop.said.share) * loop.said.share if of_epoch else 0
 
 
 OWN: Final = (halves, each_alone, dealt, triples)
