@@ -188,6 +188,7 @@ def check_counts(step: list[list[Found]], counts: list[int], loop: Loop) -> None
             said = {name: int(found.batch[name]) for name in NUM_ITEMS if name in found.batch}
             assert said.items() <= {NUM_ITEMS[0]: sum(counts), NUM_ITEMS[1]: here}.items()
             assert not loop.counts_in or loop.counts_in in said
+            assert said or not loop.counts_as_one
             if loop.shows_labels:
                 own = 0 if found.is_filler else max(1, sum(map(loop.count, found.pieces)))
                 assert round(labels_here(found), 6) == own
@@ -197,8 +198,10 @@ def check_gradients(step: list[Found], total: int, loss: float, loop: Loop) -> N
     scale = torch.ones((), dtype=torch.float64, requires_grad=True)
     for found in step:
         batch = dict(found.batch)
-        if NUM_ITEMS[0] not in batch:
-            batch[NUM_ITEMS[0]] = total  # as an all_reduce gives it
+        if "groups" in batch:
+            batch["labels"] = torch.cat([row.reshape(-1) for row in labels_in(batch)])
+        if NUM_ITEMS[0] not in batch and (len(step) > 1 or "ends_step" in batch):
+            batch[NUM_ITEMS[0]] = total  # as the user counts it, or an all_reduce gives it
         bf.token_mean(loss_of(found, loop, scale), batch).backward()  # type: ignore[no-untyped-call]
     assert scale.grad is not None
     mean = float(scale.grad) / loop.world_size  # ranks average their gradients

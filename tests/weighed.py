@@ -422,13 +422,18 @@ class Loop:
         return "num_items_on_rank" if self.said.share > 1 else ""
 
     @property
+    def counts_as_one(self) -> bool:
+        """Whether lists of a row count as one, and its batches must say so: their tensors look as if each value did."""
+        if self.data.kind == "multi-hot flags":  # which are integers where padding is -100
+            return not self.collate
+        return self.data.kind in ("multi-hot", "own list") and not self.as_numbers and self.source != "objects"
+
+    @property
     def shows_labels(self) -> bool:
         """Whether the tensors of a batch alone say how many labels they have."""
         if self.said.layout == "grouped" or self.said.layout == "nested" or self.packs:
             return False
-        if self.data.kind == "multi-hot flags":  # which are integers where padding is -100
-            return bool(self.collate)
-        return self.counts_by != "class" or self.data.kind == "class" or self.collate in MADE
+        return not self.counts_as_one
 
     @property
     def is_divisible(self) -> bool:

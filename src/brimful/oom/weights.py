@@ -218,8 +218,8 @@ def _integers(value: Any, dims: int) -> bool:
 
 
 def _are_classes(labels: Any) -> bool:
-    """Whether labels are integers, of which -100 is none; `token_mean` counts any others as one a sample. Looks at the first row of a
-    list.
+    """Whether labels are integers, of which -100 is none; `token_mean` counts any others as one a sample. Of a list the first row
+    says it.
 
     >>> _are_classes(torch.tensor([1])), _are_classes([[0.5], [1.5]]), _are_classes([np.array([True])]), _are_classes([])
     (True, False, False, True)
