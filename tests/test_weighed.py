@@ -340,7 +340,7 @@ def check(loop: Loop, folder: Path) -> None:
     else:
         check_once(ranks, loop)
     check_steps(ranks, loop)
-    if loop.number % 12 == 0 and loop.is_divisible and ranks[0]:
+    if loop.number % 8 == 0 and loop.is_divisible and ranks[0]:
         found = ranks[0][0]
         if "ends_step" not in found.batch or any(name in found.batch for name in NUM_ITEMS):
             check_parts(found, loop)

@@ -544,7 +544,7 @@ def drawn(number: int) -> Loop:
         said.__dict__["pad_side"] = "left"
     if said.overlong == "truncate" and draw.random() < 0.4:
         loop.truncate_side = "left"
-    if labels and labels.by == "token" and not loop.packs and said.is_exact and draw.random() < 0.3:
+    if labels and labels.by == "token" and not loop.packs and said.is_exact and draw.random() < 0.6:
         loop.unlabelled = "drop"
     if labels and labels.by == "token" and not loop.collate and draw.random() < 0.05:
         loop.pads_labels_with = 0
