@@ -58,7 +58,7 @@ def rows_in(batch: Any, loop: Loop) -> tuple[list[int], list[list[int]]]:
         return ids, [list(map(int, row)) for row in batch["input_ids"]]
     if batch["input_ids"].is_nested:
         return ids, [row.tolist() for row in batch["input_ids"].unbind()]
-    lengths = batch["lengths"].tolist()
+    lengths = (batch["lengths"][:, 0] if loop.pairs else batch["lengths"]).tolist()
     if loop.packs:
         seen = iter(batch["input_ids"][batch["segment_ids"] > 0].tolist())
         return ids, [list(islice(seen, length)) for length in lengths]

@@ -165,6 +165,35 @@ def triples(lengths: list[int]) -> list[list[int]]:
     return [list(range(len(lengths)))[first : first + 3] for first in range(0, len(lengths), 3)]
 
 
+def size_of(longest: Row) -> int:
+    return max(1, 12 // max(1, len(longest["input_ids"])))
+
+
+def length_of(sample: Row) -> int:
+    return len(sample["input_ids"])
+
+
+def by_key(lengths: list[int]) -> list[list[int]]:
+    """What `size_of` and `length_of` say together."""
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    batches = []
+    while order:
+        size = max(1, 12 // max(1, lengths[order[0]]))
+        batches.append(order[:size])
+        order = order[size:]
+    return batches
+
+
+def as_packed(row_length: int) -> Callable[[list[int]], list[list[int]]]:
+    """What `Packed` puts into one row."""
+
+    def plan(lengths: list[int]) -> list[list[int]]:
+        rows = [{"id": number, "input_ids": [0] * length} for number, length in enumerate(lengths)]
+        return [[row["id"] for row in pack] for pack in oracle.best_fit(rows, row_length)]
+
+    return plan
+
+
 @dataclass(frozen=True)
 class Own:
     """A policy of a user's, who names what is too long in `max_length`, or by an OverlongError."""
@@ -281,6 +310,8 @@ class Loop:
     fails_in_fillers: bool = False
     """Whether its loss of a filler is NaN."""
     balances: bool = False
+    pairs: bool = False
+    """Whether labels have a length of their own that is planned over, as those of translations have."""
     on_device: bool = False
     steps: int = 0
     """How many batches each rank takes of data that repeat; 0: an epoch."""
@@ -305,7 +336,9 @@ class Loop:
             options["layout"] = said.layout
         if said.pad_side != "right":
             options["pad_side"] = said.pad_side
-        if self.labels and not self.labels.follow:
+        if self.pairs:
+            options["length_column"] = ("input_ids", "labels")
+        elif self.labels and not self.labels.follow:
             options["token_columns"] = []
         if self.pads_labels_with != NO_LABEL:
             options["pad_values"] = {self.labels_column: self.pads_labels_with}
@@ -334,7 +367,10 @@ class Loop:
             rows = data.files(folder, self.streams) if self.source == "files" else rows
             rows = data.endless if self.steps else rows
             options |= {"collate_fn": self.collate_fn()} if self.collate else {}
-        batches = rows.pack(self.said.size, **options) if self.packs else rows.batch(self.policy, **options)
+        if self.said.kind == "key":
+            batches = rows.batch_by(size_of, length_of, **options)
+        else:
+            batches = rows.pack(self.said.size, **options) if self.packs else rows.batch(self.policy, **options)
         return batches.to_device("cpu", prefetch=0, pad_on_device=True) if self.on_device else batches
 
     def of_rank(self, batches: bf.Batches, rank: int, process_group: Any = None) -> bf.Batches:
@@ -351,7 +387,8 @@ class Loop:
             collate = f"collate = {collate}\n"
             options += ["collate_fn=collate"] * (self.source != "objects")
         first = f"{self.said.size}" if self.packs else repr(self.policy)
-        if isinstance(self.policy, bf.StaticShapes | bf.TokenBudget):
+        first = "size_of, length_of" if self.said.kind == "key" else first
+        if isinstance(self.policy, bf.StaticShapes | bf.TokenBudget | bf.Packed):
             first = f"bf.{first}"
         if isinstance(self.policy, Own):
             first = f"Own({self.policy.made_by.__name__}, {self.policy.most}, {self.policy.declared})"
@@ -362,7 +399,7 @@ class Loop:
             "store": f"data_of({self.data.number}).store(Path('.'))",
             "files": f"data_of({self.data.number}).files(Path('.'), {self.streams})",
         }[self.source]
-        verb = "pack" if self.said.kind == "pack" else "batch"
+        verb = {"pack": "pack", "key": "batch_by"}.get(self.said.kind, "batch")
         shard = f".shard(rank, {self.world_size}, uneven={self.uneven!r})" if self.shards else ""
         shard += f".take({self.steps})" * bool(self.steps)
         device = '.to_device("cpu", prefetch=0, pad_on_device=True)' * self.on_device
@@ -394,7 +431,7 @@ class Loop:
 
     @property
     def is_exact(self) -> bool:
-        return self.said.is_exact and not self.balances
+        return self.said.is_exact and not self.balances and not self.pairs
 
     @property
     def has_labels(self) -> bool:
@@ -429,7 +466,8 @@ class Loop:
         """Whether lists of a row count as one, and its batches must say so: their tensors look as if each value did."""
         if self.data.kind == "multi-hot flags":  # which are integers where padding is -100
             return not self.collate
-        return self.data.kind in ("multi-hot", "own list") and not self.as_numbers and self.source != "objects"
+        is_list = self.data.kind in ("multi-hot", "own list")
+        return is_list and not (self.as_numbers or self.pairs) and self.source != "objects"
 
     @property
     def shows_labels(self) -> bool:
@@ -454,7 +492,9 @@ class Loop:
             return "token"
         if self.source == "objects":  # brimful sees the tensors alone
             return "row" if self.labels.by == "row" else "token"
-        return "row" if self.as_numbers else self.labels.by
+        if self.as_numbers:
+            return "row"
+        return "token" if self.pairs else self.labels.by
 
     def of_piece(self, piece: Piece) -> list[Any]:
         """The labels of a piece of a row, also those of -100."""
@@ -551,7 +591,11 @@ def drawn(number: int) -> Loop:
         loop.unlabelled = "drop"
     if labels and labels.by == "token" and not loop.collate and draw.random() < 0.05:
         loop.pads_labels_with = 0
-    loop.as_numbers = bool(labels) and labels.by == "class" and not loop.collate and draw.random() < 0.2
+    if data.kind == "own list" and said.kind == "tokens" and draw.random() < 0.6:
+        pair(loop, draw.choice([1, 2]))
+    loop.as_numbers = (
+        bool(labels) and labels.by == "class" and not loop.collate and not loop.pairs and draw.random() < 0.2
+    )
     loop.by_row, loop.fails_in_fillers = draw.random() < 0.5, draw.random() < 0.3
     loop.world_size = draw.choice([1, 1, 1, 1, 1, 2, 2, 2, 3, 4])
     if source == "iterable":
@@ -560,7 +604,8 @@ def drawn(number: int) -> Loop:
         loop.world_size = draw.choice([one for one in (1, 2, 4) if streams % one == 0])
     loop.shards = loop.world_size > 1 or draw.random() < 0.4
     loop.uneven = draw.choice(["pad", "pad", "pad", "drop", "wrap"])
-    if loop.collate and source == "sequence" and loop.said.overlong != "truncate" and draw.random() < 0.4:
+    takes_lengths = said.kind != "key" and not loop.pairs and said.overlong != "truncate"
+    if loop.collate and source == "sequence" and takes_lengths and draw.random() < 0.4:
         loop.source, loop.unlabelled = "objects", "keep"
     if not loop.collate and not loop.packs and said.layout == "padded" and draw.random() < 0.1:
         loop.on_device = True
@@ -569,6 +614,14 @@ def drawn(number: int) -> Loop:
     if loop.source == "sequence" and loop.is_exact and said.window is not None and draw.random() < 0.1:
         repeat(loop)
     return loop
+
+
+def pair(loop: Loop, most: int) -> None:
+    """Plans over the lengths of tokens and of labels, of which there are at most 4 a row."""
+    longest = max(len(row["input_ids"]) + 4 for row in loop.data.rows)
+    loop.pairs, loop.truncate_side = True, "right"
+    loop.said.__dict__.update(size=longest * most * loop.said.share, overlong="raise")
+    loop.policy = bf.TokenBudget(loop.said.size)
 
 
 def repeat(loop: Loop) -> None:
@@ -584,7 +637,21 @@ OWN: Final = (halves, each_alone, dealt, triples)
 
 def drawn_policy(draw: random.Random, longest: int) -> tuple[Batching, Any]:
     kind = draw.choice(
-        ["fixed", "fixed", "tokens", "tokens", "static", "static", "filled up", "own", "own", "pack", "pack"]
+        [
+            "fixed",
+            "fixed",
+            "tokens",
+            "tokens",
+            "static",
+            "static",
+            "filled up",
+            "own",
+            "own",
+            "pack",
+            "pack",
+            "key",
+            "packed",
+        ]
     )
     micro = draw.choice([None, None, 2, 3])
     share = micro or 1
@@ -608,6 +675,12 @@ def drawn_policy(draw: random.Random, longest: int) -> tuple[Batching, Any]:
     elif kind == "pack":
         said |= {"size": limit, "rows": draw.choice([1, 2]) * share}
         overlong = "split" if overlong == "alone" else overlong
+    elif kind == "key":
+        said |= {"size": 1_000, "own": by_key, "window": draw.choice([3, 5, 8])}
+        overlong = "raise"
+    elif kind == "packed":
+        said |= {"size": limit, "own": as_packed(limit)}
+        policy = bf.Packed(limit)
     elif kind == "filled up":
         said |= {"size": limit, "own": triples}
         overlong = "truncate" if overlong == "alone" else overlong
