@@ -402,13 +402,15 @@ class Loop:
         verb = {"pack": "pack", "key": "batch_by"}.get(self.said.kind, "batch")
         shard = f".shard(rank, {self.world_size}, uneven={self.uneven!r})" if self.shards else ""
         shard += f".take({self.steps})" * bool(self.steps)
+        together = self.source == "files" and self.world_size > 1
+        threads = "# in a thread for each rank, with process_group=torch.distributed.HashStore()\n" * together
         device = '.to_device("cpu", prefetch=0, pad_on_device=True)' * self.on_device
         rows = "".join(f"    {row},\n" for row in self.data.rows)
         return (
             f"loop {self.number}, whose losses are {'by row' if self.by_row else 'a sum'}:\n\n"
             f"import brimful as bf\nfrom tests.weighed import *\n\nrows = [\n{rows}]\n{collate}"
             f"batches = {source}.{verb}(\n    {', '.join([first, *options])}\n){device}\n"
-            f"for rank in range({self.world_size}):\n    for batch in batches{shard}:\n        print(rank, batch)\n"
+            f"{threads}for rank in range({self.world_size}):\n    for batch in batches{shard}:\n        print(rank, batch)\n"
         )
 
     # -- as plain Python has it
