@@ -259,6 +259,8 @@ def test_infinibatch_as_many_lines_as_150_characters_hold_as_padded_arrays(lines
         expected = next(it)
     assert sorted(array.shape for array in arrays) == [(1, 102), (1, 107), (2, 28), (2, 66)]
     assert all(array.shape[0] == 1 or array.size <= 150 for array in arrays)
+    rows = ["".join(map(chr, row[row >= 0])) for array in arrays for row in array]
+    assert sorted(rows) == sorted(CORPUS), "one epoch, each line behind its own padding"
     (short,) = (array for array in arrays if array.shape == (2, 28))
     assert short[:, -1].tolist() in ([ord(","), -1], [-1, ord(",")])
     assert np.array_equal(next(batches.iter(state)), expected)
@@ -475,6 +477,8 @@ def test_dynabatch_0_1_its_quick_start() -> None:
         for batch in loader:
             outputs = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], max_new_tokens=2)
             assert outputs.shape[1] == batch["input_ids"].shape[1] + 2
+    (alone, *_) = bf.build_dynamic_batch_dataloader(TEXTS, tokenizer, 1, 64, num_workers=0, peak_bytes=peak)
+    assert (alone["input_ids"].shape, len(alone["texts"])) == ((1, 64), 1)
     assert batch["texts"] == [texts[1], *sorted(texts[::2], key=lambda text: -len(tokenizer(text)["input_ids"]))]
 
 
