@@ -68,6 +68,8 @@ def of(module: str, *tests: str) -> tuple[str, ...]:
 
 ORACLE = of("test_oracle", "test_random_pipelines_hold_what_plain_python_says[0]")
 OTHERS = of("test_oracle", "test_random_pipelines_hold_what_plain_python_says[8]")
+LOOPS = of("test_weighed", "test_random_loops_train_on_each_sample_once[0]")
+OTHER_LOOPS = of("test_weighed", "test_random_loops_train_on_each_sample_once[2]")
 ORDER = of("test_data_order", "test_data_order_is_what_it_was")
 EPOCHS = of("core/test_iterator", "test_a_repeated_shuffled_stream_has_another_order_each_epoch")
 FOUND = "test_a_turn_is_found_however_the_template_goes_through_the_messages"
@@ -1278,6 +1280,96 @@ MUTANTS = [
         "planned(self.policy, self.rounding(lengths))",
         "planned(self.policy, lengths)",
         of("tensors/test_columns", "test_any_policy_pads_to_multiples_and_buckets_within_its_limits"),
+    ),
+    Mutant(
+        "a filler weighs as much as a batch",
+        "batching/sharded.py",
+        "_place_of(apart(filler(Batch(*step.latest)))), 0.0",
+        "_place_of(apart(filler(Batch(*step.latest)))), 1.0",
+        LOOPS,
+    ),
+    Mutant(
+        "a filler of streams weighs as much as a batch",
+        "batching/round_robin.py",
+        "weight = 1.0 if batch.weight is None else batch.weight",
+        "weight = 1.0",
+        OTHER_LOOPS,
+    ),
+    Mutant(
+        "a last step that has too few batches is dropped",
+        "batching/sharded.py",
+        'if step.taken and self.uneven != "drop":',
+        'if step.taken and self.uneven == "wrap":',
+        LOOPS,
+    ),
+    Mutant(
+        "each rank without a batch gets the first one again",
+        "batching/sharded.py",
+        "firsts[rank - step.taken][0]",
+        "firsts[0][0]",
+        LOOPS,
+    ),
+    Mutant(
+        "the first copy up to a static shape counts",
+        "tensors/padded.py",
+        'out["sample_weights"][real:] = 0',
+        'out["sample_weights"][real + 1 :] = 0',
+        LOOPS,
+    ),
+    Mutant(
+        "samples that are left out weigh something",
+        "tensors/padded.py",
+        'out["sample_weights"][torch.from_numpy(batch.plan.left_out[batch.span])] = 0',
+        "pass",
+        OTHER_LOOPS,
+    ),
+    Mutant(
+        "copies that are padded on the device keep their labels",
+        "tensors/columns.py",
+        "out[name] = labels.without(rows)",
+        "out[name] = labels",
+        LOOPS,
+    ),
+    Mutant(
+        "a step has the labels of its first micro batch alone",
+        "batching/micro_batches.py",
+        "labels = step_labels([so_far, *each])",
+        "labels = step_labels([so_far, *each[:1]])",
+        LOOPS,
+    ),
+    Mutant(
+        "a list that is one label counts by its numbers",
+        "batching/labels.py",
+        "            counts = np.minimum(counts, 1)\n",
+        "            pass\n",
+        LOOPS,
+    ),
+    Mutant(
+        "lists that a collate_fn pads count by their numbers",
+        "tensors/layouts.py",
+        "return made is not None and _are_several(*made)",
+        "return False",
+        of("tensors/test_weights", "test_what_a_collate_fn_makes_of_one_label_a_sample_is_its_own"),
+    ),
+    Mutant(
+        "a part that has less than a label is divided by one",
+        "tensors/loss.py",
+        "count = torch.where(count == 0, 1, count)",
+        "count = count.clamp(min=1)",
+        of(
+            "oom/test_guard",
+            "test_parts_of_labels_that_count_as_one_a_sample_give_the_token_mean_of_the_whole[classes of all ranks]",
+        ),
+    ),
+    Mutant(
+        "parts weigh by the fractions that they have",
+        "oom/weights.py",
+        'by = "tokens" if labels is not None and _are_classes(labels.values) else "samples"',
+        'by = "samples" if labels is None else "tokens"',
+        of(
+            "oom/test_guard",
+            "test_parts_of_labels_that_count_as_one_a_sample_give_the_token_mean_of_the_whole[fractions]",
+        ),
     ),
     Mutant(
         "the labels of a filler count",

@@ -211,6 +211,8 @@ class Batching:
     num_groups: int = 4
     pad_side: str = "right"
     pad_values: dict[str, int] = field(default_factory=dict)
+    own: Callable[[list[int]], list[list[int]]] | None = None
+    """The plan of a policy of the user's: lengths of at most `size` tokens to numbers. It has no share."""
 
     @property
     def share(self) -> int:
@@ -230,6 +232,8 @@ class Batching:
         width = self.rounded(length)
         if self.buckets and width > max(self.buckets):
             return False
+        if self.own:
+            return length <= self.size
         if self.kind == "fixed":
             return count <= self.size // self.share
         if self.kind == "cost":
@@ -337,6 +341,8 @@ def greedy(pieces: list[Row], said: Batching) -> list[list[Row]]:
     batches = [[piece] for piece in pieces if not said.places(len(piece["input_ids"]))]
     first = len(batches)
     pieces = [piece for piece in pieces if said.places(len(piece["input_ids"]))]
+    if said.own:
+        return batches + [[pieces[number] for number in one] for one in said.own([len(p["input_ids"]) for p in pieces])]
     for piece in sorted(pieces, key=lambda one: -said.sorted_by(len(one["input_ids"]))):
         if len(batches) > first and said.fits(len(batches[-1]) + 1, len(batches[-1][0]["input_ids"])):
             batches[-1].append(piece)

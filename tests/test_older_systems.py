@@ -1,7 +1,8 @@
 """Each example that the documents of the five older systems print, as their users would write it here.
 
-epochraft (README), infinibatch (tutorial), asym (its example and its thresholds), TorchAcc (AsyncLoader, bucketing) and
-dynabatch (README, and that of version 0.1). The sentences and the code are ours; the data and the results are theirs.
+epochraft (README and tutorial), infinibatch (tutorial and the page on iterators), asym (its example and its thresholds), TorchAcc
+(quick start, AsyncLoader, bucketing) and dynabatch (README, and that of version 0.1). The sentences and the code are ours; the
+data and the results are theirs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import logging
+import pickle
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import brimful as bf
 from brimful.grouping import Collection, LengthThresholds, OneGroup, Partition, balanced_thresholds, find_thresholds
+from brimful.integrations.transformers import trainer_class
 from tests import tokenizers as make
 from tests.shards import write
 
@@ -56,6 +59,109 @@ def test_epochraft_a_pretraining_set_and_its_checkpoint(tmp_path: Path) -> None:
     assert all(map(torch.equal, rest, (batch["input_ids"] for batch in resumed)))
     resumed.close()
     train_iter.close()
+
+
+HELLO = [
+    {"text": text}
+    for text in ("Hello world!", "こんにちは世界\uff01", "你好世界\uff01", "안녕하세요 세계!")  # fullwidth "!"
+]
+
+
+@pytest.mark.parametrize(
+    "urls", ["cc-100_00.jsonl", ["cc-100_00.jsonl", "cc-100_01.jsonl"], "cc-100_{00..99}.jsonl"], ids=str
+)
+def test_epochraft_the_first_sample_of_one_url_of_a_list_and_of_a_hundred(tmp_path: Path, urls: Any) -> None:
+    for shard in range(100):
+        write(tmp_path / f"cc-100_{shard:02}.jsonl", [{"text": f"嬉しい事に {shard}"}])
+    urls = [str(tmp_path / url) for url in urls] if isinstance(urls, list) else str(tmp_path / urls)
+    assert next(iter(bf.from_files(urls))) == {"text": "嬉しい事に 0"}
+
+
+def test_epochraft_samples_of_a_list_in_another_order() -> None:
+    found = [sample["text"] for sample in bf.from_sequence(HELLO, shuffle=True)]
+    assert found != [sample["text"] for sample in HELLO]
+    assert sorted(found) == sorted(sample["text"] for sample in HELLO)
+
+
+def upper(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample | {"text": sample["text"].upper()}
+
+
+def is_short(sample: dict[str, Any]) -> bool:
+    return len(sample["text"]) < 10
+
+
+@pytest.mark.parametrize("workers", [{}, {"max_workers": 1, "executor_type": "thread"}], ids=str)
+def test_epochraft_map_and_filter_here_and_in_workers(workers: dict[str, Any]) -> None:
+    data = bf.from_sequence(HELLO)
+    assert next(iter(data.map(upper, **workers))) == {"text": "HELLO WORLD!"}
+    assert [*data.filter(is_short, **workers)] == HELLO[1:]
+    short = data.filter_map(lambda sample: upper(sample) if is_short(sample) else None)
+    assert [*short] == HELLO[1:]
+
+
+def test_epochraft_tokens_with_bos_and_eos() -> None:
+    tokenizer = make.llama()
+    tokens = bf.from_sequence(HELLO).tokenize(tokenizer, max_workers=2, extra_outputs="attention_mask")
+    ids = tokenizer("Hello world!")["input_ids"]
+    first = {name: value if name == "text" else value.tolist() for name, value in next(iter(tokens)).items()}
+    assert first == {"text": "Hello world!", "input_ids": ids, "attention_mask": [1] * len(ids)}
+    closed = next(iter(bf.from_sequence(HELLO).tokenize(tokenizer, max_workers=2).ensure_bos_eos(tokenizer)))
+    assert ids[0] == tokenizer.bos_token_id, "which is there once"
+    assert closed["input_ids"].tolist() == [*ids, tokenizer.eos_token_id]
+
+
+def test_epochraft_chunks_of_six_tokens() -> None:
+    data = bf.from_sequence([{"input_ids": [*range(10)]}, {"input_ids": [10, 11, 12]}, {"input_ids": [*range(20, 27)]}])
+    assert [one["input_ids"].tolist() for one in data.chunk(6)] == [[0, 1, 2, 3, 4, 5], [20, 21, 22, 23, 24, 25]]
+    assert [one["input_ids"].tolist() for one in data.concat_chunk(6)] == [
+        [0, 1, 2, 3, 4, 5],
+        [6, 7, 8, 9, 10, 11],
+        [12, 20, 21, 22, 23, 24],
+    ]
+
+
+def test_epochraft_two_sources_by_weight_and_one_after_the_other() -> None:
+    english, japanese = (bf.from_sequence([sample], repeat=True) for sample in HELLO[:2])
+    mixed = bf.interleave_datasets([english, japanese], weights=[1.5, 1]).take(10)
+    assert "".join("HK"[sample["text"] != "Hello world!"] for sample in mixed) == "HKHKHHKHKH"
+    joined = bf.concat_datasets([english.take(3), japanese.take(3)])
+    assert [*joined] == HELLO[:1] * 3 + HELLO[1:2] * 3
+
+
+def test_epochraft_each_worker_strides_through_the_samples_or_has_urls_of_its_own(tmp_path: Path) -> None:
+    urls = [write(tmp_path / f"{shard}.jsonl", [{"n": 2 * shard}, {"n": 2 * shard + 1}]) for shard in range(4)]
+    assert [[row["n"] for row in bf.from_files(urls, n_active_shards=1).stride(2, rank)] for rank in range(2)] == [
+        [0, 2, 4, 6],
+        [1, 3, 5, 7],
+    ]
+    assert [[row["n"] for row in bf.from_files(urls[rank::2], n_active_shards=1)] for rank in range(2)] == [
+        [0, 1, 4, 5],
+        [2, 3, 6, 7],
+    ]
+
+
+def test_epochraft_the_next_batch_is_fetched_between_forward_and_backward() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    it = iter(bf.from_sequence([{"x": float(n)} for n in range(4)], repeat=True).batch(2))
+    batch = next(it)
+    seen = []
+    for _ in range(4):
+        loss = model(batch["x"][:, None].float()).sum()
+        seen.append(batch["x"].tolist())
+        batch = next(it)
+        loss.backward()
+    assert seen == [[0.0, 1.0], [2.0, 3.0]] * 2
+    assert model.weight.grad is not None
+    assert float(model.weight.grad) == 12.0
+
+
+def test_epochraft_validation_data_are_read_once_and_kept(tmp_path: Path) -> None:
+    file = Path(write(tmp_path / "valid.jsonl", [{"n": n} for n in range(3)]))
+    cached = bf.from_files(str(file)).cache()
+    rows = [*cached]
+    file.unlink()
+    assert [*cached] == rows == [{"n": n} for n in range(3)]
 
 
 def test_epochraft_a_column_counts_the_steps() -> None:
@@ -153,6 +259,8 @@ def test_infinibatch_as_many_lines_as_150_characters_hold_as_padded_arrays(lines
         expected = next(it)
     assert sorted(array.shape for array in arrays) == [(1, 102), (1, 107), (2, 28), (2, 66)]
     assert all(array.shape[0] == 1 or array.size <= 150 for array in arrays)
+    rows = ["".join(map(chr, row[row >= 0])) for array in arrays for row in array]
+    assert sorted(rows) == sorted(CORPUS), "one epoch, each line behind its own padding"
     (short,) = (array for array in arrays if array.shape == (2, 28))
     assert short[:, -1].tolist() in ([ord(","), -1], [-1, ord(",")])
     assert np.array_equal(next(batches.iter(state)), expected)
@@ -165,6 +273,20 @@ def test_infinibatch_one_object_that_is_looped_over_again() -> None:
     again = bf.from_sequence(["a", "b", "c", "d"]).batch(2).loader()
     again.load_state_dict(state)
     assert (first, [batch["text"] for batch in again]) == (["a", "b"], [["c", "d"]])
+
+
+def test_infinibatch_pairs_of_doubled_numbers_and_a_checkpoint_of_the_whole_pipeline() -> None:
+    data = bf.from_sequence([{"n": n} for n in range(6)]).map(lambda sample: {"n": 2 * sample["n"]})
+    batches = data.batch(2).map(lambda pair: int(pair["n"][1]))
+    assert [*batches] == [2, 6, 10]
+    it = batches.iter()
+    assert next(it) == 2
+    checkpoint = pickle.loads(pickle.dumps(it.state_dict()))
+    assert [*it] == [6, 10]
+    with pytest.raises(StopIteration):
+        next(it)
+    assert next(batches.iter(checkpoint)) == 6
+    assert next(batches.iter(None)) == 2, "setstate(None): from the beginning"
 
 
 # -- asym --------------------------------------------------------------------------------------------------------------
@@ -209,6 +331,15 @@ def test_asym_its_example() -> None:
     second = first.regroup(LengthThresholds("atm", [10]))
     assert second.partition == ((0, 1), (2,))
     assert tuple(second["protein"].groups[0]["p"].shape) == (2, 20, 8)
+    assert tuple(second["ligand"].groups[0]["m"].shape) == (2, 6, 4)
+    assert [tuple(second["protein"].groups[0][name].shape) for name in ("p", "R")] == [(2, 20, 8), (2, 20, 3, 3)]
+    twice = Collection(
+        [sample | {"duplicate": sample} for sample in samples],
+        dims | {"duplicate": dims},
+        pad_values=pads | {"duplicate": pads},
+    ).group(LengthThresholds("atm", [10]))
+    assert twice.partition == second.partition, "a key that is added is one of a new collection"
+    assert torch.equal(twice["duplicate"].groups[0]["protein"]["R"], second["protein"].groups[0]["R"])
     assert second.regroup(OneGroup()).partition == ((0, 1, 2),)
     assert second.regroup(Partition([[2], [0, 1]])).partition == ((2,), (0, 1))
     module = Strange(8, 4)
@@ -230,6 +361,8 @@ def test_asym_thresholds_of_old_give_the_groups_that_they_were_found_for() -> No
     assert find_thresholds(lengths, 4) == [1, 4, 16]
     costs = balanced_thresholds(np.repeat([2, 4, 8, 16], [64, 16, 4, 1]), 4, cost=lambda length: length**2)
     assert costs == [2, 4, 8], "64 x 2^2 = 16 x 4^2 = 4 x 8^2 = 1 x 16^2"
+    longest, counts = [2**i for i in range(1, 7)], [4 ** (6 - i) for i in range(1, 7)]
+    assert balanced_thresholds(np.repeat(longest, counts), 6, cost=lambda length: length**2) == longest[:-1]
 
 
 # -- TorchAcc ----------------------------------------------------------------------------------------------------------
@@ -261,6 +394,33 @@ def test_torchacc_pads_to_the_nearest_bucket(buckets: dict[str, Any], expected: 
     assert not batches[0]["attention_mask"][0, 100:].any()
 
 
+def test_torchacc_its_uniform_buckets() -> None:
+    assert bf.uniform_buckets(1024, 4) == [256, 512, 768, 1024]
+
+
+def test_torchacc_its_quick_start_trains_as_without_it() -> None:
+    """Batches are pairs: without buckets nothing is padded, whatever they are."""
+    torch.manual_seed(0)
+    dataset = TensorDataset(torch.randn(64, 12), torch.randint(0, 4, (64,)))
+    losses = []
+    for wrap in (list, lambda loader: bf.AsyncLoader(loader, "cpu")):
+        torch.manual_seed(1)
+        model = nn.Linear(12, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        train_loader: Any = wrap(DataLoader(dataset, batch_size=16))  # type: ignore[operator]
+        found = []
+        for _ in range(4):
+            for _, (inputs, labels) in enumerate(train_loader, 1):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+                loss.backward()
+                optimizer.step()
+                found.append(loss.item())
+        losses.append(found)
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 16
+
+
 def test_torchacc_its_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "brimful"):
         list(bf.AsyncLoader(of_lengths(179, 367, 248, 63), "cpu", max_length=1024, num_buckets=16))
@@ -281,6 +441,15 @@ TEXTS = [
 ] * 3
 
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 1,
+    "pad_token_id": 0,
+}
+
+
 def peak() -> float:
     return 1e9
 
@@ -295,6 +464,80 @@ def test_dynabatch_0_1_with_the_names_and_the_order_of_its_arguments() -> None:
     assert widths == sorted(widths, reverse=True)
     assert widths[0] == 128, "the longest texts come first, cut"
     assert all(batch["attention_mask"].shape == batch["input_ids"].shape for batch in batches)
+
+
+def test_dynabatch_0_1_its_quick_start() -> None:
+    texts = ["Hello world", "A much longer sentence that will tokenize to more input tokens.", "Short one"]
+    tokenizer = make.bert(padding_side="left")
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **SIZES)).eval()
+    loader = bf.build_dynamic_batch_dataloader(
+        texts, tokenizer, batch_size=32, max_input_token_length=256, num_workers=0, peak_bytes=peak
+    )
+    with torch.inference_mode():
+        for batch in loader:
+            outputs = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], max_new_tokens=2)
+            assert outputs.shape[1] == batch["input_ids"].shape[1] + 2
+    (alone, *_) = bf.build_dynamic_batch_dataloader(TEXTS, tokenizer, 1, 64, num_workers=0, peak_bytes=peak)
+    assert (alone["input_ids"].shape, len(alone["texts"])) == ((1, 64), 1)
+    assert batch["texts"] == [texts[1], *sorted(texts[::2], key=lambda text: -len(tokenizer(text)["input_ids"]))]
+
+
+def test_dynabatch_a_shuffled_sampler_for_training() -> None:
+    lengths = [len(ids) for ids in make.bert()(TEXTS)["input_ids"]]
+    sampler = bf.BatchSampler(lengths, bf.TokenBudget(512), shuffle=True, overlong="alone")
+    epochs = []
+    for number in range(2):
+        sampler.set_epoch(number)
+        epochs.append([sorted(batch) for batch in sampler])
+    assert epochs[0] != epochs[1]
+    for epoch in epochs:
+        assert sorted(number for batch in epoch for number in batch) == [*range(len(TEXTS))]
+
+
+def test_dynabatch_a_trainer_whose_batches_have_many_short_texts_or_few_long_ones(tmp_path: Path) -> None:
+    """Each text counts as much whatever batch it is in, also where gradients are accumulated."""
+    texts = [[1 + n % 8] * length for n, length in enumerate([4] * 12 + [16] * 4)]
+    data = bf.from_sequence([{"input_ids": ids, "labels": [-100, *ids[1:]]} for ids in texts])
+    model = bf.memory.MemoryModel.fit(
+        [(b, n) for b in (1, 4, 8) for n in (4, 8, 16)], [1e3 + 1e3 * b * n for b in (1, 4, 8) for n in (4, 8, 16)]
+    )
+    batches = data.batch(bf.MemoryBudget(model, limit_bytes=5e4), window=16, micro_batches=2)
+    sizes = [len(plan.numbers) for plan in batches.plans()]
+    assert min(sizes) < max(sizes)
+    arguments = TrainingArguments(
+        str(tmp_path),
+        num_train_epochs=1,
+        gradient_accumulation_steps=2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_steps=1,
+    )
+    trainer = trainer_class(Trainer)(
+        model=LlamaForCausalLM(LlamaConfig(vocab_size=16, **SIZES)), args=arguments, train_dataset=batches
+    )
+    trainer.train()
+    assert trainer.state.global_step == -(-len(batches) // 2)
+    assert 2.0 < trainer.state.log_history[0]["loss"] < 3.5, "about log(16), a mean over all tokens of the step"
+
+
+def test_dynabatch_a_training_step_that_is_split_or_skipped() -> None:
+    """`split_retry` keeps all samples, and `skip` gives no gradient; both are counted."""
+    weight = torch.ones(2, requires_grad=True)
+    device = bf.memory.SimulatedOOM(4)
+
+    def step(batch: dict[str, torch.Tensor], scale: float) -> None:
+        ((device(batch["x"]) @ weight).mean() * scale).backward()
+
+    split = bf.memory.oom_guard(step, parameters=[weight])
+    split({"x": torch.arange(8.0).reshape(4, 2)})
+    assert weight.grad is not None
+    assert (weight.grad.tolist(), split.stats.ooms, split.stats.parts) == ([3.0, 4.0], 1, 2)
+    weight.grad, device.limit = None, 1
+    skip = bf.memory.oom_guard(step, parameters=[weight], unfit="skip")
+    assert skip({"x": torch.ones(4, 2)}) is None
+    assert (weight.grad, skip.stats.skipped) == (None, 4)
 
 
 def test_dynabatch_a_sampler_for_a_data_loader_of_your_own() -> None:
@@ -318,8 +561,7 @@ def test_dynabatch_a_sampler_for_a_data_loader_of_your_own() -> None:
 
 def test_dynabatch_generation_that_survives_a_lack_of_memory() -> None:
     device = bf.memory.SimulatedOOM(2 * 16)
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes)).eval()
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, **SIZES)).eval()
     model.get_input_embeddings().register_forward_pre_hook(lambda module, inputs: (device(inputs[0]),))
     batch = {"input_ids": torch.arange(64).reshape(4, 16) % 16, "attention_mask": torch.ones(4, 16, dtype=torch.int64)}
     generate = bf.memory.oom_safe_generate(model, max_new_tokens=1)

@@ -579,6 +579,31 @@ def test_what_a_step_returns_is_joined() -> None:
     assert found["pair"].ids.equal(values)
 
 
+@pytest.mark.parametrize(
+    ("labels", "more"),
+    [
+        ([[4, -100, -100], [1, 2, 3], [5, -100, -100]], {"num_items_in_batch": torch.tensor(3)}),
+        ([[4, -100, -100], [1, 2, 3], [5, -100, -100]], {"num_items_on_rank": torch.tensor(3)}),
+        ([[0.5, -100.0, -100.0], [1.5, 2.0, 0.5], [2.5, -100.0, -100.0]], {}),
+    ],
+    ids=["classes of all ranks", "classes of this rank", "fractions"],
+)
+def test_parts_of_labels_that_count_as_one_a_sample_give_the_token_mean_of_the_whole(labels: Any, more: Any) -> None:
+    """Samples have different numbers of them: a part may weigh less than a whole label."""
+    weight, device = torch.ones((), dtype=torch.float64, requires_grad=True), SimulatedOOM(3)
+
+    def step(batch: dict[str, Tensor], scale: float) -> None:
+        values = device(batch["labels"]).double()
+        losses = torch.where(values == -100, 0, values).sum(1) * weight
+        (bf.token_mean(losses, batch) * scale).backward()  # type: ignore[no-untyped-call]
+
+    guard = oom_guard(step, parameters=[weight])
+    guard({"labels": torch.tensor(labels), **more})
+    assert guard.stats.parts == 3
+    assert weight.grad is not None
+    assert weight.grad.item() == pytest.approx(sum(one for row in labels for one in row if one != -100) / 3)
+
+
 def test_what_a_guard_takes_is_checked_when_it_is_made() -> None:
     step = by_tokens
     with pytest.raises(ValueError, match=r"weigh must be one of auto, tokens, .* \(got 'labels'\)"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections import UserDict
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -445,3 +446,32 @@ def test_what_a_collate_fn_makes_of_one_label_a_sample_is_its_own() -> None:
 
     for batch in data.batch(4, micro_batches=2, collate_fn=collate).shard(0, 2):
         assert int(batch["num_items_in_batch"]) == 8
+    for batch in data.batch(4, collate_fn=collate):
+        assert int(batch["num_items_on_rank"]) == 4
+
+
+@pytest.mark.parametrize("data", [bf.from_sequence, bf.from_iterable])
+@pytest.mark.parametrize("wrap", [dict, UserDict])
+def test_lists_that_a_collate_fn_pads_count_the_same_on_one_process_as_on_a_rank(data: Any, wrap: Any) -> None:
+    lists = [[1, 2, -100], [3], [-100, -100], [4, 5]]
+    samples = data([{"input_ids": [1] * (1 + number), "labels": one} for number, one in enumerate(lists)])
+
+    def collate(samples: list[dict[str, Any]]) -> Any:
+        width = max(len(one["labels"]) for one in samples)
+        return wrap(labels=torch.tensor([[*one["labels"], *[-100] * (width - len(one["labels"]))] for one in samples]))
+
+    own = samples.batch(4, token_columns=[], collate_fn=collate)
+    for batches in (own, own.shard(0, 1), samples.batch(8, token_columns=[], micro_batches=2, collate_fn=collate)):
+        (batch,) = batches
+        assert bf.token_mean(torch.tensor(6.0), batch) == 2.0, "3 samples have a label"
+        assert bf.token_mean(torch.tensor(6.0), {"labels": batch["labels"]}) == 1.2, "5 labels"
+
+
+def test_a_collate_fn_that_counts_its_labels_has_the_last_word() -> None:
+    data = bf.from_sequence([{"input_ids": [1, 2, 3], "labels": [1, 2]} for _ in range(4)])
+
+    def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"labels": torch.ones(len(samples), 2, dtype=torch.int64), "num_items_in_batch": 8}
+
+    (batch,) = data.batch(4, token_columns=[], collate_fn=collate)
+    assert (batch["num_items_in_batch"], "num_items_on_rank" in batch) == (8, False)

@@ -60,9 +60,10 @@ def oom_guard(
             predict. "samples": the number of samples. "sum": every scale is 1.0. Use it if the loss is a sum, or is
             divided by a number of the whole batch (`bf.token_mean` with num_items_in_batch or num_items_on_rank). A
             function: takes a batch or a part of one, and returns its weight. "auto": "tokens" if the batch has
-            `labels`, also inside of mappings and in a list of samples, else "samples". In a tuple, labels may have no
-            name. The guard then refuses the batch. If the batch has `shift_labels`, the guard counts all of these. Each
-            part gets its share of num_items_in_batch and num_items_on_rank, so "auto" fits a mean and `bf.token_mean`.
+            `labels` that are integers, also inside of mappings and in a list of samples, else "samples". In a tuple,
+            labels may have no name. The guard then refuses the batch. If the batch has `shift_labels`, the guard counts
+            all of these. Each part gets its share of num_items_in_batch and num_items_on_rank, so "auto" fits a mean
+            and `bf.token_mean`.
             Rows count by their `sample_weights`, whatever their labels are: a copy that fills up a static shape has 0.
         distributed: how gradients are reduced, at a world size above 1. "ddp": steps run under `no_sync()`, and you
             reduce the gradients once, after the guard. Each rank splits by itself, so the step must not communicate

@@ -14,6 +14,7 @@ from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, loss_labels
 from brimful.core.errors import finite, logger, one_of
 from brimful.core.own_keys import NUM_ITEMS, WEIGHTS
 from brimful.oom.parts import divisible
+from brimful.tensors.loss import are_classes
 from brimful.tensors.structures import with_values
 
 Weigh: TypeAlias = Literal["auto", "tokens", "next_tokens", "samples", "sum"] | Callable[[Any], float]
@@ -58,7 +59,7 @@ class Weights:
                     "without names may have labels of tokens: say weigh='samples' to oom_guard where the loss is a mean over "
                     "samples, else a function of the batch, or give a dict"
                 )
-            by = "samples" if labels is None else "tokens"
+            by = "tokens" if labels is not None and _are_classes(labels.values) else "samples"
             self._say_ambiguous(columns)
         if by in ("tokens", "next_tokens"):
             labels = labels_of(batch)
@@ -214,6 +215,20 @@ def _integers(value: Any, dims: int) -> bool:
     while isinstance(value, list) and value and dims:
         value, dims = value[0], dims - 1
     return not dims and isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_classes(labels: Any) -> bool:
+    """Whether labels are integers, of which -100 is none; `token_mean` counts any others as one a sample. Of a list the first row
+    says it.
+
+    >>> _are_classes(torch.tensor([1])), _are_classes([[0.5], [1.5]]), _are_classes([np.array([True])]), _are_classes([])
+    (True, False, False, True)
+    """
+    if isinstance(labels, list):
+        return not labels or _are_classes(_row(labels[0], next_tokens=False))
+    if isinstance(labels, np.ndarray):
+        return labels.dtype.kind in "iu"
+    return not isinstance(labels, Tensor) or are_classes(labels)
 
 
 def _check_labels(labels: Any, *, next_tokens: bool) -> None:

@@ -114,7 +114,7 @@ class Collated(Stage[Any]):
         self.layout.check_size(batch, item, columns)
         remember(item, batch, columns)
         known: dict[str, NumLabels | None] = dict(zip(NUM_ITEMS, (batch.num_labels, batch.num_labels_here)))
-        if not any(known.values()) and self.layout.as_tensors and columns.hides_labels(self.layout.by_row):
+        if not any(known.values()) and self.layout.hides_labels(columns, item):
             known[NUM_ITEMS[1]] = read(batch, self.rules.labels_follow)
         counts = {
             name: count

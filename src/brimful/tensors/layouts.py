@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from brimful.batching.batch import Batch, NumLabels
-from brimful.batching.labels import LabelsFollow, read
+from brimful.batching.labels import LabelsFollow, LossLabels, read
 from brimful.batching.window import IntArray
 from brimful.blocks.blocks import Block, samples
 from brimful.blocks.parallel import SERIAL, Parallel
@@ -167,6 +167,10 @@ class Layout(ABC):
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """How many labels of a step are trained on; None where only somebody else knows."""
         return known.given
+
+    def hides_labels(self, columns: WindowColumns, item: Any) -> bool:
+        """Whether labels count as one a sample, and the tensors of a batch do not show it."""
+        return columns.hides_labels(self.by_row)
 
     def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:  # noqa: B027
         """Refuses a batch whose labels are not those that are counted in a `number`."""
@@ -347,17 +351,18 @@ class CollateFnLayout(Layout):
         """Those of the samples; where these have none, the function alone knows how many it makes."""
         return known.given if loss_labels([column.name for column in columns.all]) else None
 
-    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:
-        from brimful.tensors.loss import are_classes, num_labels
+    def hides_labels(self, columns: WindowColumns, item: Any) -> bool:
+        """Of a sample's label the function may make several integers, which may be taken for those of tokens."""
+        made = _labels_made(columns, item)
+        return made is not None and _are_several(*made)
 
-        known = read(batch, columns.rules.labels_follow)
-        if known is None or columns.labels is None or not isinstance(item, Mapping) or item.keys() & {*NUM_ITEMS}:
+    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:
+        from brimful.tensors.loss import num_labels
+
+        known, found = read(batch, columns.rules.labels_follow), _labels_made(columns, item)
+        if known is None or found is None or _are_several(*found):
             return
-        labels: Any = item.get(name := columns.labels.name)
-        if not hasattr(labels, "numel"):
-            return
-        if columns.labels.by != "token" and labels.dim() > 1 and are_classes(labels):
-            return  # of a sample's label it may make several numbers
+        (name, _, _), labels = found
         if known.given != (made := int(num_labels(labels, rows_that_count(item)))):
             raise DataError(
                 f"collate_fn made {made:,} labels that are trained on, and the samples of this batch have {known.given:,}, which "
@@ -388,6 +393,21 @@ class CollateFnLayout(Layout):
         if len(batch.widths) == 1 and len(getattr(column, "shape", ())) >= 2:
             return tuple(column.shape), int(column.shape[0] * column.shape[1])
         return super().shape(batch, item, columns)
+
+
+def _labels_made(columns: WindowColumns, item: Any) -> tuple[LossLabels, Any] | None:
+    """The samples' labels, and the tensor that a user's function has made of them; None where it made none, or counted them."""
+    if columns.labels is None or not isinstance(item, Mapping) or item.keys() & {*NUM_ITEMS}:
+        return None
+    labels: Any = item.get(columns.labels.name)
+    return (columns.labels, labels) if hasattr(labels, "numel") else None
+
+
+def _are_several(known: LossLabels, labels: Any) -> bool:
+    """Whether a tensor has several integers for a label that counts as one a sample."""
+    from brimful.tensors.loss import are_classes
+
+    return known.by != "token" and labels.dim() > 1 and are_classes(labels)
 
 
 def layout_named(layout: str, left: bool, static: bool, num_groups: int | None, rounding: Any) -> Layout:

@@ -109,7 +109,8 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
     if rows is False:
         return nothing(loss_sum)
     count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
-    return _weighed_sum(loss_sum, batch.get(WEIGHTS)) * (world_size or 1) / count.clamp(min=1)
+    count = torch.where(count == 0, 1, count)  # a part of a batch may have a share of a label
+    return _weighed_sum(loss_sum, batch.get(WEIGHTS)) * (world_size or 1) / count
 
 
 def num_labels(labels: torch.Tensor, rows: torch.Tensor | bool = True) -> torch.Tensor:
