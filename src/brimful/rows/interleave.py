@@ -39,8 +39,8 @@ class Interleave(Typed):
     are counted anew.
 
     State: [epoch, [rows or tokens served, its epoch, 1 if it has ended once, state before its block, rows of the block served,
-    its checksums] of each, the types as text, [rows or tokens, weights] of each of the weights that hold before those of this
-    mixture, until so many are served].
+    the block's rows and their checksums] of each, the types as text, [rows or tokens, weights] of each of the weights that hold
+    before those of this mixture, until so many are served].
     """
 
     verb = "interleave_datasets"
@@ -61,7 +61,7 @@ class Interleave(Typed):
         return (all if self.stop == "first" else any)(one.endless for one in self.upstreams)
 
     def start(self, epoch: int) -> State:
-        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, []] for upstream in self.upstreams], ""]
+        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0, []] for upstream in self.upstreams], ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         epoch, states, text, *earlier = at
@@ -104,7 +104,8 @@ class Interleave(Typed):
                     for source in sources:
                         source.served = 0
                     continue
-                block = _serve(sources, self.length_column, schema)
+                left = earlier[past][0] - sum(source.served for source in sources) if past < len(earlier) else ENDLESS
+                block = _serve(sources, self.length_column, schema, left)
                 state = [epoch, [source.state for source in sources], text, *earlier[past:]]
                 if replay is not None:
                     replay.place = [*earlier[:past], [sum(source.served for source in sources), earlier[past][1]]]
@@ -193,7 +194,7 @@ class _Source:
     def begin_again(self) -> None:
         self.cursor.close()
         self.epoch += 1
-        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, [])
+        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, 0, [])
 
     def pass_on(self, time: float) -> None:
         """It has no row in this epoch: its turn goes to the others, the next of which is due at some time.
@@ -221,16 +222,22 @@ class _Source:
         self.cursor.close()
 
 
-def _serve(sources: list[_Source], column: str | None, schema: pa.Schema) -> Block:
-    """The next rows in their order, up to where a source without a row at hand is due."""
+def _serve(sources: list[_Source], column: str | None, schema: pa.Schema, left: int) -> Block:
+    """The next rows in their order, up to where a source without a row at hand is due, or `left` rows or tokens are served."""
     numbers, alive = zip(*((number, source) for number, source in enumerate(sources) if not source.left_out))
     at_hand = [source.at_hand(column) for source in alive]
     owners = stratified([one.served for one in alive], at_hand, [one.weight for one in alive])[:BLOCK_ROWS]
+    if left < ENDLESS:
+        served = np.ones(len(owners), dtype=np.int64)
+        for number, given in enumerate(at_hand):
+            if not isinstance(given, int):
+                served[owners == number] = given[: np.count_nonzero(owners == number)]
+        owners = owners[: int(np.searchsorted(np.cumsum(served), left)) + 1]
     counts = np.bincount(owners, minlength=len(alive)).tolist()
     sizes = [rows if isinstance(given, int) else int(given[:rows].sum()) for given, rows in zip(at_hand, counts)]
-    served = [source.take(*share) for source, *share in zip(alive, counts, sizes, strict=True)]
+    taken = [source.take(*share) for source, *share in zip(alive, counts, sizes, strict=True)]
     block = concat(
-        conformed(rows, schema, "interleave_datasets", number) for number, rows in zip(numbers, served) if rows.num_rows
+        conformed(rows, schema, "interleave_datasets", number) for number, rows in zip(numbers, taken) if rows.num_rows
     )
     places = np.empty(len(owners), dtype=np.int64)
     places[np.argsort(owners, kind="stable")] = np.arange(len(owners))
