@@ -499,8 +499,11 @@ def batches_of(
     columns: ColumnSettings,
     order: OrderSettings,
     form: FormSettings,
+    *,
+    in_turn: bool = True,
 ) -> Batches:
-    """Rows to batches: windows of them, each planned, each batch collated."""
+    """Rows to batches: windows of them, each planned, each batch collated. `in_turn`: no batch in arrival order waits for a window,
+    but each is one by itself."""
     truth("keep_text", form.keep_text)
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
     parts = 1 if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
@@ -537,7 +540,8 @@ def batches_of(
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
     if stage.streamed_by:
-        first = planner.first_rows, planner.first_share
+        turns = in_turn and planner.in_turn and rows % planner.first_rows == 0  # else a window ends with a batch that is not full
+        first = planner.first_rows, planner.first_share, turns
         buffered = Buffered(stage, rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, *first)
         windows = Ahead(buffered, 1, "window")
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -15,11 +16,12 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.window import PlanningWindow
+from brimful.batching.window import InTurn, PlanningWindow
 from brimful.blocks.blocks import Block, check_replay, visible
 from brimful.blocks.checksums import RowChecksums, checksums, in_state
 from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, token_counts, unmasked
+from brimful.blocks.resize import resumed
 from brimful.blocks.texts import TokenizedText, texts_in
 from brimful.core.errors import Counts, add_counts, again, apart, warn_once
 from brimful.core.once import once
@@ -93,11 +95,16 @@ class Buffered(Windowed):
 
     State: [epoch, rows' state before the block in which the window begins, rows of it that came before, its rows, their
     checksums, number of the window, size]. A resume reads the rows of the window again. They may come in other blocks then.
+
+    `in_turn`: batches of `first` rows are in arrival order, and windows of any number of them give the same ones: each has those
+    that are at hand. State: [epoch, rows' state before the block in which the next batch begins, rows of it that came before, if
+    there are any its rows and their checksums, number of that batch, size]. A resume reads that block again.
     """
 
     upstream: Stage[Block]
     first: int = runtime(0)
     first_share: float = runtime(0.0)
+    in_turn: bool = runtime(False)
 
     @once
     def over_epochs(self) -> Stage[PlanningWindow]:
@@ -107,6 +114,9 @@ class Buffered(Windowed):
         return [epoch, self.upstream.start(epoch), 0, 0, [], 0, self.size]
 
     def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
+        if self.in_turn:
+            yield from self._at_hand(at)
+            return
         epoch, before, skip, compared, saved, number, size = at
         held: deque[_BlockInParts] = deque()
         replayed = RowChecksums()
@@ -148,6 +158,57 @@ class Buffered(Windowed):
                 else:
                     yield window, END
                     return
+
+    def _at_hand(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
+        """The batches in arrival order that are at hand, one at least: all but the first of them end in the block read last. That a
+        batch is full is known, and said, when a row of the next one is there, or the end."""
+        epoch, before, gone, compared, saved, number, size = at
+        held: list[Block] = []
+        rows = 0
+        left_out: list[Counts] = []
+
+        def window(count: int, state: Callable[[int], State]) -> PlanningWindow:
+            for counts in left_out:
+                add_counts(counts)
+            left_out.clear()
+            block = unmasked(concat(held).slice(0, count), self.unmasked)
+            first = number * self.first
+            measured = {*self.length_columns} <= {*block.schema.names}
+            turn = InTurn(number, measured, state)
+            numbers = np.arange(first, first + count)
+            return PlanningWindow(epoch, 0, self._lengths(block), numbers, lambda own: (block, own - first), turn=turn)
+
+        with awaited(self.upstream, before) as items:
+            seen = ((self.text.held(block), after) for block, after in items)
+            blocks = resumed(self.upstream, seen, compared, saved, self.text.without)
+            ended = False
+            while not ended:
+                (block, after), counts = apart(next, blocks, (EMPTY, END))
+                ended = after == END
+                fresh = block.slice(gone)
+                if rows == self.first and fresh.num_rows:
+                    whole = window(rows, lambda batches: None)
+                    number, rows, held = number + 1, 0, []
+                    yield whole, [epoch, before, 0, 0, [], number, size]
+                left_out.append(counts)
+                held.append(fresh)
+                state = self._states([epoch, before, number, size], block, gone - rows)
+                rows += fresh.num_rows
+                if rows > self.first or (ended and rows):
+                    count = rows if ended else (rows - 1) // self.first * self.first
+                    batches = count // self.first
+                    whole = window(count, state)
+                    number, rows, held = number + batches, rows - count, [fresh.slice(fresh.num_rows - rows + count)]
+                    yield whole, END if ended else state(batches)
+                before, gone = after, 0
+            for counts in left_out:
+                add_counts(counts)
+
+    def _states(self, at: list[State], block: Block, row: int) -> Callable[[int], State]:
+        """Gives the state after so many batches that begin at a row of a block."""
+        epoch, before, number, size = at
+        compared = cache(lambda: self._compared(block))
+        return lambda batches: [epoch, before, row + batches * self.first, *compared(), number + batches, size]
 
     def _most(self, size: int, number: int) -> int:
         """The rows of a window, unless the epoch ends there."""
@@ -310,7 +371,8 @@ def parts_of_windows(
 ) -> Generator[tuple[T, State], None, None]:
     """The parts that `parts` makes of each window.
 
-    State: [windows' state before the window, how much of it was handed on, its checksums]. A resume reads the window again.
+    State: [windows' state before the window, how much of it was handed on, its checksums]. A resume reads the window again, unless
+    its parts are handed on in turn: then the windows go on after them.
 
     Args:
         parts: called with a window, how much of it was handed on before, and the state after it; gives each further part with
@@ -329,7 +391,9 @@ def parts_of_windows(
             elif (opened := opens(window)) is not None:
                 yield opened, [before, 0, found]
             for part, done in parts(window, skip, after):
-                if done:
+                if done and window.turn is not None:
+                    yield part, [window.turn.state(done), 0, []]
+                elif done:
                     yield part, [before, done, found]
                 else:
                     yield part, END if after == END else [after, 0, []]

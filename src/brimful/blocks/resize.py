@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -81,6 +81,29 @@ def resumed(
         check_replay(stage, checksums(seen(first.slice(0, compared))), saved, f"the {compared:,} rows of a block")
         yield first, after
     yield from items
+
+
+def read_again(
+    items: Iterator[tuple[Block, State]], rows: int, held: Sized
+) -> Iterator[tuple[Block, State, int]]:
+    """The items after a state, each with how many of its rows were read before the state was saved: the first `rows` of them. What
+    was left out on the way to these was counted then.
+
+    While rows are `held`, a state has blocks without a row that follow them read again: what was left out on the way to these
+    counts with the next row.
+    """
+    waiting: list[Counts] = []
+    for (block, after), left_out in with_counts(items):
+        old = min(rows, block.num_rows)
+        if not rows:
+            waiting.append(left_out)
+        rows -= old
+        if block.num_rows > old or not held or after == END:
+            while waiting:
+                add_counts(waiting.pop(0))
+        yield block, after, old
+    for left_out in waiting:
+        add_counts(left_out)
 
 
 @dataclass(frozen=True)
