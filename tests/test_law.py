@@ -236,7 +236,7 @@ def cut_by_time(make: draw.Make, link: draw.Link | None = None) -> draw.Make:
 
 @pytest.mark.parametrize("cls", sorted(ON_BLOCKS | draw.SAMPLES, key=draw.name), ids=draw.name)
 @given(data=st.data(), lengths=draw.many_lengths, cut=draw.sizes, rows=st.sampled_from([3, 4096]), seed=st.integers(0))
-@examples(30)
+@examples(12)
 def test_law_where_time_ends_blocks(
     cls: type[Stage[Any]], data: st.DataObject, lengths: list[int], cut: tuple[int, ...], rows: int, seed: int
 ) -> None:
@@ -246,7 +246,7 @@ def test_law_where_time_ends_blocks(
     with draw.small(rows):
         steady = content(make) if cls not in draw.SAMPLES else []
         with draw.jumping_time(seed):
-            assert_exact_resume(make, max_items=40, max_resumes=8)
+            assert_exact_resume(make, max_items=30, max_resumes=5)
             difference = None if cls in draw.SAMPLES else first_difference(content(make), steady)
             assert difference is None, difference
 
@@ -257,7 +257,7 @@ def test_law_where_time_ends_blocks(
     rows=st.sampled_from([3, 64, 4096]),
     seed=st.integers(0),
 )
-@examples(60)
+@examples(40)
 def test_law_of_random_chains_where_time_ends_blocks(
     make: draw.Make, epochs: tuple[int, ...], rows: int, seed: int
 ) -> None:
@@ -266,7 +266,7 @@ def test_law_of_random_chains_where_time_ends_blocks(
 
 
 @given(data=st.data(), link=st.one_of(*draw.SEVERAL.values()), seed=st.integers(0))
-@examples(60)
+@examples(25)
 def test_law_of_several_streams_where_time_ends_blocks(data: st.DataObject, link: draw.Link, seed: int) -> None:
     lengths = data.draw(st.lists(draw.many_lengths, min_size=1, max_size=3))
     make = draw.joined([cut_by_time(partial(draw.Blocks, tuple(one))) for one in lengths], link)
@@ -278,7 +278,7 @@ def test_law_of_several_streams_where_time_ends_blocks(data: st.DataObject, link
 
 
 @given(make=draw.rows(), n=st.integers(1, 9), drop_last=st.booleans(), repeat=st.booleans(), seed=st.integers(0))
-@examples(40)
+@examples(25)
 def test_law_of_batches_in_arrival_order_where_time_ends_blocks(
     make: draw.Make, n: int, drop_last: bool, repeat: bool, seed: int
 ) -> None:
