@@ -408,7 +408,9 @@ def noisy(sample: Sample, rng: np.random.Generator) -> Sample:
 
 
 def unchanged(sample: Sample) -> Sample:
-    return {name: values.astype(np.int32) if isinstance(values, np.ndarray) else values for name, values in sample.items()}
+    return {
+        name: values.astype(np.int32) if isinstance(values, np.ndarray) else values for name, values in sample.items()
+    }
 
 
 def is_odd(sample: Sample) -> bool:

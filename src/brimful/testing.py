@@ -17,8 +17,8 @@ import pyarrow as pa
 from brimful.batches import Batches
 from brimful.batching.batch import Batch
 from brimful.batching.window import PlanningWindow
-from brimful.core.above import GUARD
 from brimful.blocks.ragged import concat
+from brimful.core.above import GUARD
 from brimful.core.stage import Stage, State, running
 from brimful.dataset import Dataset
 
@@ -80,9 +80,13 @@ def assert_exact_resume(
         for epoch in epochs:
             name = f"{type(made).__name__}, epoch {epoch}"
             runs = partial(_stage_runs, make, epoch)
-            _Law(name, runs, max_items, max_resumes, max_state_bytes, made.cut_by_time).check()
+            _Law(name, runs, max_items, max_resumes, max_state_bytes, cut_by_time=made.cut_by_time).check()
     else:
-        limits = {"max_items": max_items, "max_resumes": max_resumes, "max_state_bytes": max_state_bytes}
+        limits: dict[str, Any] = {
+            "max_items": max_items,
+            "max_resumes": max_resumes,
+            "max_state_bytes": max_state_bytes,
+        }
         assert_exact_resume(lambda: cast(_Data, make()).stage, epochs=epochs, **limits)
         _Law(repr(made).splitlines()[0], partial(_iterator_runs, make), **limits).check()
 

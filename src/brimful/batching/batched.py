@@ -61,7 +61,9 @@ def _count_empty(batches: PlannedBatches, asked: bool) -> None:
         )
 
 
-def _counted_in_turn(planned: PlannedBatches, left_out: Counts, parts: Iterator[tuple[T, int]]) -> Iterator[tuple[T, int]]:
+def _counted_in_turn(
+    planned: PlannedBatches, left_out: Counts, parts: Iterator[tuple[T, int]]
+) -> Iterator[tuple[T, int]]:
     """The parts of batches, each of which counts by itself what a resume after it does not plan again."""
     turn = planned.window.turn
     before = 0

@@ -160,8 +160,8 @@ class Buffered(Windowed):
                     return
 
     def _at_hand(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
-        """The batches in arrival order that are at hand, one at least: all but the first of them end in the block read last. That a
-        batch is full is known, and said, when a row of the next one is there, or the end."""
+        """The batches in arrival order that are at hand, one at least; all but the first begin in the block that was read last. A
+        batch goes out when a row of the next one is there, or the end is."""
         epoch, before, gone, compared, saved, number, size = at
         held: list[Block] = []
         rows = 0
@@ -371,8 +371,8 @@ def parts_of_windows(
 ) -> Generator[tuple[T, State], None, None]:
     """The parts that `parts` makes of each window.
 
-    State: [windows' state before the window, how much of it was handed on, its checksums]. A resume reads the window again, unless
-    its parts are handed on in turn: then the windows go on after them.
+    State: [windows' state before the window, how much of it was handed on, its checksums]. A resume reads the window again; but
+    where batches are in arrival order, the windows go on after those that were handed on.
 
     Args:
         parts: called with a window, how much of it was handed on before, and the state after it; gives each further part with

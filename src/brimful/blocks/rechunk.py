@@ -37,7 +37,7 @@ class Rechunk(Stage[Block]):
     A few rows of a block of many end with a block without rows: else whoever joins small blocks (`coalesced`) would join those of
     very many rows, which a resume reads again.
 
-    State: [upstream's state before the block in which the held rows begin; of the rows from there on that put tokens into a chunk,
+    State: [upstream's state before the block in which the held rows begin; of the rows from there on that put tokens into chunks,
     how many are done, and then values of the next; all rows that were read from there on; checksums of those that are held], and
     1 where a block without rows follows. A resume reads those rows again, in whatever blocks they come, checks them and yields
     nothing for them.
@@ -68,7 +68,11 @@ class Rechunk(Stage[Block]):
         if len(at) > 5:
             yield EMPTY, at[:5]
         held: deque[HeldBlock] = deque()
-        tokens, read, found = 0, 0, RowChecksums()  # of the held rows, all read since they begin, and the rows' checksums
+        tokens, read, found = (
+            0,
+            0,
+            RowChecksums(),
+        )  # of the held rows, all read since they begin, and the rows' checksums
         left_out = 0  # rows, so far
         with closing(coalesced(self.upstream, before)) as items:
             for block, after, old in read_again(items, replay, held):

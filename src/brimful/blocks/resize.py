@@ -83,11 +83,9 @@ def resumed(
     yield from items
 
 
-def read_again(
-    items: Iterator[tuple[Block, State]], rows: int, held: Sized
-) -> Iterator[tuple[Block, State, int]]:
-    """The items after a state, each with how many of its rows were read before the state was saved: the first `rows` of them. What
-    was left out on the way to these was counted then.
+def read_again(items: Iterator[tuple[Block, State]], rows: int, held: Sized) -> Iterator[tuple[Block, State, int]]:
+    """The items after a state, each with how many of its rows were read before the state was saved, `rows` in all. What was left
+    out on the way to these was counted then.
 
     While rows are `held`, a state has blocks without a row that follow them read again: what was left out on the way to these
     counts with the next row.
@@ -114,7 +112,7 @@ class Rebatch(Stage[Block]):
     Where they are cut depends on the number of rows before. A block is cut only if it has more than twice the rows of a cut: so
     blocks that a stage below has cut already stay whole.
 
-    State: [upstream's state before the block, rows of it given, if there are any its rows and their checksums, rows given in all].
+    State: [upstream's state before the block, rows of it given, if there are any its rows and their checksums, rows in all].
     """
 
     verb = ""

@@ -27,6 +27,7 @@ from brimful.core.repeat import Waiting
 from brimful.core.replay import REPLAY
 from brimful.core.stage import END, Stage, State, runtime
 
+
 class Results(Sized, Protocol):
     """The results of a function for a block, of which some can be taken."""
 

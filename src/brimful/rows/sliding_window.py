@@ -72,13 +72,14 @@ class SlidingWindow(Stage[Block]):
                 self._check(found, saved)
 
     def _sizes(self, block: Block, windows: int) -> list[int]:
-        """How many of the windows that are complete with the block each piece has. It depends on the block alone, so that a resume
-        after one of them cuts the same ones."""
+        """How many windows each piece has, of those that are complete with the block. It depends on the block alone, so that a
+        resume after one of them cuts the same ones."""
         if windows < 1 or not block.num_rows:
             return []
         size = sum(map(bytes_in, visible(block).columns)) // block.num_rows
         step = min(BLOCK_ROWS, max(1, BLOCK_BYTES // (self.width * max(1, size))))
-        return np.diff([*range(0, windows, step), windows]).tolist()
+        sizes: list[int] = np.diff([*range(0, windows, step), windows]).tolist()
+        return sizes
 
     def _windows(self, rows: Block, count: int) -> Block:
         """The first `count` windows of some rows."""
