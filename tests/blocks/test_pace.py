@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -72,7 +71,9 @@ def test_a_slow_function_gets_50_ms_of_work_at_once(seconds: float, most: int) -
 def test_a_quick_function_gets_blocks_as_long_as_ever() -> None:
     slow = Slow(1e-6)
     with slow.told():
-        sizes = [block.num_rows for block in blocks_of(bf.from_sequence(pa.table({"n": range(20_000)})).map(slow).stage)]
+        sizes = [
+            block.num_rows for block in blocks_of(bf.from_sequence(pa.table({"n": range(20_000)})).map(slow).stage)
+        ]
     assert max(sizes) >= 2_048
     assert len(sizes) < 30
 
