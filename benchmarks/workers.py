@@ -4,7 +4,7 @@
 
 The limit is the function called in a plain loop, times the cores; multiprocessing.Pool.imap is what users write by hand.
 
-Then a function that waits for 4 ms a sample, in front of steps of 40 ms on batches of 8: the longest wait of a step after the first
+Then a function that waits for 4 ms a sample, in front of steps of 40 ms on batches of 8: the longest wait after the first
 batches, and the time of all steps. Ideal are no waits: one worker makes a batch in 32 ms.
 """
 
