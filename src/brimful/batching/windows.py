@@ -180,7 +180,7 @@ class Buffered(Windowed):
 
         with awaited(self.upstream, before) as items:
             seen = ((self.text.held(block), after) for block, after in items)
-            blocks = resumed(self.upstream, seen, compared, saved, self.text.without)
+            blocks = resumed(self.upstream, seen, gone, compared, saved, self.text.without)
             ended = False
             while not ended:
                 (block, after), counts = apart(next, blocks, (EMPTY, END))

@@ -62,12 +62,13 @@ def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], 
 def resumed(
     stage: Stage[Block],
     items: Iterator[tuple[Block, State]],
+    done: int,
     compared: int,
     saved: list[int],
     seen: Callable[[Block], Block] = lambda block: block,
 ) -> Iterator[tuple[Block, State]]:
-    """The items of a stage after a state that names a row of a block of `compared` rows. These come first, as one block, in
-    whatever blocks they come now, and must have the checksums `saved` in what is `seen` of them."""
+    """The items of a stage after a state that says how many rows are done of a block of `compared` rows. These come first, as one
+    block, in whatever blocks they come now, and must have the checksums `saved` in what is `seen` of them."""
     if compared:
         held: list[Block] = []
         after: State = END
@@ -78,7 +79,7 @@ def resumed(
             held.append(item[0])
             after = item[1]
         first = concat(held)
-        check_replay(stage, checksums(seen(first.slice(0, compared))), saved, f"the {compared:,} rows of a block")
+        check_replay(stage, checksums(seen(first.slice(0, compared))), saved, f"{done:,} rows into a block")
         yield first, after
     yield from items
 
@@ -130,7 +131,7 @@ class Rebatch(Stage[Block]):
         """As `items`, cut at as many rows as `rows_after` says, for the number of rows before."""
         before, done, compared, saved, number = at
         with closing(coalesced(self.upstream, before)) as items:
-            for block, after in resumed(self.upstream, items, compared, saved):
+            for block, after in resumed(self.upstream, items, done, compared, saved):
                 while block.num_rows - done > 2 * (rows := rows_after(number)):
                     if compared != block.num_rows:
                         compared, saved = block.num_rows, in_state(checksums(block))
@@ -150,7 +151,7 @@ class Cursor:
     def __init__(self, stage: Stage[Block], before: State, taken: int, compared: int, saved: list[int]) -> None:
         self._before, self._taken, self._compared, self._checksums = before, taken, compared, saved
         self._blocks = None if before == END else coalesced(stage, before)
-        self._items = iter(()) if self._blocks is None else resumed(stage, self._blocks, compared, saved)
+        self._items = iter(()) if self._blocks is None else resumed(stage, self._blocks, taken, compared, saved)
         self.rest: Block = EMPTY  # of the block at hand
         self._after = before
         self._left_out: Counts = {}  # on the way to that block, of which no row was taken yet

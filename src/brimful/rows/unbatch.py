@@ -31,7 +31,7 @@ class Unbatch(Stage[Any]):
         before, done, compared, saved = at
         originals = self.upstream.originals
         with awaited(self.upstream, before) as items:
-            for block, after in resumed(self.upstream, items, compared, saved):
+            for block, after in resumed(self.upstream, items, done, compared, saved):
                 if compared != block.num_rows > 1:
                     compared, saved = block.num_rows, in_state(checksums(block))
                 rest = block.slice(done)
