@@ -924,8 +924,8 @@ MUTANTS = [
     Mutant(
         "where time ends blocks, a state names the first row of a batch in each block",
         "batching/windows.py",
-        "row + batches * self.first, *compared()",
-        "row, *compared()",
+        "done = one.gone + row - one.first",
+        "done = one.gone",
         of("blocks/test_pace", "test_a_state_names_rows_wherever_blocks_ended_then_and_end_now"),
     ),
     Mutant(

@@ -66,15 +66,19 @@ def _counted_in_turn(
 ) -> Iterator[tuple[T, int]]:
     """The parts of batches, each of which counts by itself what a resume after it does not plan again."""
     turn = planned.window.turn
+    assert turn is not None
+    empty = TALLY.get() is not None and not planned.window.lengths.all()  # else nobody counts, or there is nothing
     before = 0
     for part, done in parts:
-        if turn is not None and TALLY.get() is not None:
+        turn.left_out(done)
+        if empty:
             _count_empty(planned.part(np.arange(before, done or len(planned))), turn.measured)
         if not done:
             add_counts(left_out)
             left_out = {}
         before = done
         yield part, done
+    turn.left_out(0)
     add_counts(left_out)
 
 

@@ -28,11 +28,13 @@ class InTurn(NamedTuple):
         first: the number of its first batch in the epoch.
         measured: whether the samples have the length columns; else they count as empty.
         state: the state of the windows after so many of its batches.
+        left_out: counts what was left out on the way to so many of its batches (0: all), once.
     """
 
     first: int
     measured: bool
     state: Callable[[int], State]
+    left_out: Callable[[int], None]
 
 
 @dataclass(frozen=True, eq=False)

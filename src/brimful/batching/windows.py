@@ -5,10 +5,11 @@ Any window of indexed data can be computed alone. Streams hold the rows of a win
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -20,6 +21,7 @@ from brimful.batching.window import InTurn, PlanningWindow
 from brimful.blocks.blocks import Block, check_replay, visible
 from brimful.blocks.checksums import RowChecksums, checksums, in_state
 from brimful.blocks.choice import Choice
+from brimful.blocks.pace import Patience
 from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, token_counts, unmasked
 from brimful.blocks.resize import resumed
 from brimful.blocks.texts import TokenizedText, texts_in
@@ -160,55 +162,62 @@ class Buffered(Windowed):
                     return
 
     def _at_hand(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
-        """The batches in arrival order that are at hand, one at least; all but the first begin in the block that was read last. A
-        batch goes out when a row of the next one is there, or the end is."""
+        """The batches in arrival order that are at hand, one at least, and no more than soon come. A batch goes out when a row of
+        the next one is there, or the end is."""
         epoch, before, gone, compared, saved, number, size = at
-        held: list[Block] = []
-        rows = 0
-        left_out: list[Counts] = []
-
-        def window(count: int, state: Callable[[int], State]) -> PlanningWindow:
-            for counts in left_out:
-                add_counts(counts)
-            left_out.clear()
-            block = unmasked(concat(held).slice(0, count), self.unmasked)
-            first = number * self.first
-            measured = {*self.length_columns} <= {*block.schema.names}
-            turn = InTurn(number, measured, state)
-            numbers = np.arange(first, first + count)
-            return PlanningWindow(epoch, 0, self._lengths(block), numbers, lambda own: (block, own - first), turn=turn)
-
+        pieces: list[_Piece] = []
+        counts: list[tuple[int, Counts]] = []  # what was left out on the way to a row, and with how many rows it counts
+        rows, most = 0, self.first
+        patience = Patience(True)
         with awaited(self.upstream, before) as items:
             seen = ((self.text.held(block), after) for block, after in items)
             blocks = resumed(self.upstream, seen, gone, compared, saved, self.text.without)
             ended = False
             while not ended:
-                (block, after), counts = apart(next, blocks, (EMPTY, END))
-                ended = after == END
-                fresh = block.slice(gone)
-                if rows == self.first and fresh.num_rows:
-                    whole = window(rows, lambda batches: None)
-                    number, rows, held = number + 1, 0, []
-                    yield whole, [epoch, before, 0, 0, [], number, size]
-                left_out.append(counts)
-                held.append(fresh)
-                state = self._states([epoch, before, number, size], block, gone - rows)
-                rows += fresh.num_rows
-                if rows > self.first or (ended and rows):
-                    count = rows if ended else (rows - 1) // self.first * self.first
-                    batches = count // self.first
-                    whole = window(count, state)
-                    number, rows, held = number + batches, rows - count, [fresh.slice(fresh.num_rows - rows + count)]
-                    yield whole, END if ended else state(batches)
-                before, gone = after, 0
-            for counts in left_out:
-                add_counts(counts)
+                patience.begin()
+                while not ended and (rows <= self.first or (rows <= most and not patience.over)):
+                    (block, after), left_out = apart(next, blocks, (EMPTY, END))
+                    ended = after == END
+                    own = max(0, block.num_rows - gone)
+                    counts.append((rows + (own > 0), left_out))
+                    if own:
+                        compare = cache(partial(self._compared, block))
+                        pieces.append(_Piece(rows, before, gone, block, compare))
+                    before, gone, rows = after, 0, rows + own
+                count = rows if ended else (rows - 1) // self.first * self.first
+                if count:
+                    own_counts = [one for one in counts if one[0] <= count]
+                    window, state = self._in_turn(epoch, number, size, pieces, count, own_counts)
+                    yield window, END if ended else state(count // self.first)
+                    counts = [(row - count, left_out) for row, left_out in counts[len(own_counts) :]]
+                    pieces = [one.after(count) for one in pieces if one.first + one.rest.num_rows > count]
+                    number, rows, most = number + count // self.first, rows - count, min(size or AUTO_SAMPLE, 4 * most)
+            for _, left_out in counts:
+                add_counts(left_out)
 
-    def _states(self, at: list[State], block: Block, row: int) -> Callable[[int], State]:
-        """Gives the state after so many batches that begin at a row of a block."""
-        epoch, before, number, size = at
-        compared = cache(lambda: self._compared(block))
-        return lambda batches: [epoch, before, row + batches * self.first, *compared(), number + batches, size]
+    def _in_turn(
+        self, epoch: int, number: int, size: int, pieces: list[_Piece], count: int, counts: list[tuple[int, Counts]]
+    ) -> tuple[PlanningWindow, Callable[[int], State]]:
+        """The first `count` rows of some pieces, whose first batch has a number in the epoch; and the state after so many batches."""
+        firsts = [one.first for one in pieces]
+
+        def state(batches: int) -> State:
+            row = batches * self.first
+            one = pieces[bisect_right(firsts, row) - 1]
+            done = one.gone + row - one.first
+            return [epoch, one.before, done, *(one.compare() if done else (0, [])), number + batches, size]
+
+        def left_out(batches: int) -> None:
+            while counts and (not batches or counts[0][0] <= batches * self.first):
+                add_counts(counts.pop(0)[1])
+
+        block = unmasked(concat(one.rest for one in pieces).slice(0, count), self.unmasked)
+        first = number * self.first
+        measured = {*self.length_columns} <= {*block.schema.names}
+        turn = InTurn(number, measured, state, left_out)
+        numbers = np.arange(first, first + count)
+        lengths = self._lengths(block)
+        return PlanningWindow(epoch, 0, lengths, numbers, lambda own: (block, own - first), turn=turn), state
 
     def _most(self, size: int, number: int) -> int:
         """The rows of a window, unless the epoch ends there."""
@@ -265,6 +274,25 @@ class _BlockInParts(NamedTuple):
     checksums: list[int]
     rest: Block
     left_out: Counts
+
+
+class _Piece(NamedTuple):
+    """Rows of a block that are held in arrival order: which row of the window its first is, the state before the block, how many
+    of its rows are gone, the block, and its rows and their checksums."""
+
+    first: int
+    before: State
+    gone: int
+    block: Block
+    compare: Callable[[], tuple[int, list[int]]]
+
+    @property
+    def rest(self) -> Block:
+        return self.block.slice(self.gone)
+
+    def after(self, count: int) -> _Piece:
+        """What is left of it in the next window, where this one has `count` rows."""
+        return self._replace(first=max(0, self.first - count), gone=self.gone + max(0, count - self.first))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar
 
 from brimful.blocks.blocks import rows_at
 from brimful.core.replay import REPLAY
-from brimful.core.stage import Stage
 
 T = TypeVar("T")
 
@@ -54,10 +53,10 @@ class Pace:
 
 
 class Patience:
-    """How long somebody waits for more rows of a stage before those at hand go on: without end where no time cuts its blocks."""
+    """How long somebody waits for more rows before those at hand go on: without end where time has no say."""
 
-    def __init__(self, stage: Stage[Any]) -> None:
-        self._by_time = stage.cut_by_time and REPLAY.get() is None
+    def __init__(self, by_time: bool) -> None:
+        self._by_time = by_time and REPLAY.get() is None
         self.begin()
 
     def begin(self) -> None:

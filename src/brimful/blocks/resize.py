@@ -33,7 +33,7 @@ def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], 
     held: list[Block] = []
     rows = size = 0
     state: State = None
-    patience = Patience(stage)
+    patience = Patience(stage.cut_by_time)
     with awaited(stage, at) as items:
         try:
             for (block, after), left_out in with_counts(items):
