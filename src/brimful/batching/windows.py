@@ -198,7 +198,7 @@ class Buffered(Windowed):
     def _in_turn(
         self, epoch: int, number: int, size: int, pieces: list[_Piece], count: int, counts: list[tuple[int, Counts]]
     ) -> tuple[PlanningWindow, Callable[[int], State]]:
-        """The first `count` rows of some pieces, whose first batch has a number in the epoch; and the state after some batches."""
+        """The first `count` rows of some pieces, whose first batch has this number; and the state after some of its batches."""
         firsts = [one.first for one in pieces]
 
         def state(batches: int) -> State:
