@@ -3,6 +3,9 @@
     python benchmarks/workers.py [rows]
 
 The limit is the function called in a plain loop, times the cores; multiprocessing.Pool.imap is what users write by hand.
+
+Then a function that waits for 4 ms a sample, in front of steps of 40 ms on batches of 8: the longest wait after the first
+batches, and the time of all steps. Ideal are no waits: one worker makes a batch in 32 ms.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import brimful as bf
 
 ROUNDS = 400
 """Of a function that takes about a millisecond."""
+STEPS = 150
 
 
 def compute(row: dict[str, Any]) -> dict[str, Any]:
@@ -40,6 +44,26 @@ def pooled(data: list[dict[str, Any]], workers: int) -> int:
         return sum(1 for _ in pool.imap(compute, data, chunksize=32))
 
 
+def waits(row: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.004)
+    return {"input_ids": [row["x"]] * 3}
+
+
+def stalls(workers: int) -> tuple[float, float]:
+    """The longest wait of a step, and the seconds of all steps."""
+    batches = bf.from_iterable([{"x": x} for x in range(3_000)]).map(waits, max_workers=workers).batch(8)
+    found = []
+    with batches.iter() as it:
+        next(it)  # it imports torch
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            asked = time.perf_counter()
+            next(it)
+            found.append(time.perf_counter() - asked)
+            time.sleep(0.04)
+    return max(found[2:]), time.perf_counter() - began
+
+
 def main(rows: int) -> None:
     cores = os.cpu_count() or 1
     data = [{"x": x} for x in range(rows)]
@@ -57,6 +81,10 @@ def main(rows: int) -> None:
             found = rate(rows, lambda made=made: sum(1 for _ in made))
             words = f"map, {workers} {kind}{'' if workers == 1 else {'thread': 's', 'process': 'es'}[kind]}"
             print(f"{words:<40}{found:>12,.0f} rows/s")
+    print(f"{STEPS} steps of 40 ms on batches of 8, 4 ms a sample: {STEPS * 0.04:.1f} s are ideal")
+    for workers in (0, 1, 2):
+        longest, whole = stalls(workers)
+        print(f"{f'map, {workers} threads':<40}{longest:>10.2f} s longest wait, {whole:.1f} s in all")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from random import Random
 from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
 from unittest.mock import patch
 
@@ -39,6 +40,7 @@ from brimful.batching.round_robin import RoundRobin
 from brimful.batching.sharded import Sharded
 from brimful.batching.shuffle import Shuffle
 from brimful.batching.windows import Buffered, Planned
+from brimful.blocks import pace
 from brimful.blocks.blocks import Block, Sample
 from brimful.blocks.choice import Choice
 from brimful.blocks.hashes import Split
@@ -171,6 +173,7 @@ sizes = st.sampled_from([0, 2, 6]).flatmap(
     lambda count: st.lists(st.integers(0, 4), min_size=count, max_size=count).map(tuple)
 )
 blocks = st.builds(lambda lengths, sizes: lambda: Blocks(tuple(lengths), sizes), lengths, sizes)
+many_lengths = st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, LONG]), min_size=30, max_size=60)
 
 
 @contextmanager
@@ -194,6 +197,19 @@ def small(rows: int, size: int = 1 << 20) -> Iterator[None]:
     finally:
         for one in patches:
             one.stop()
+
+
+@contextmanager
+def jumping_time(seed: int) -> Iterator[None]:
+    """Time that jumps: a user's function seems to be quick or slow, so that its blocks end elsewhere in each run."""
+    jumps, seconds = Random(seed), [0.0]
+
+    def now() -> float:
+        seconds[0] += jumps.choice([0.0, 0.0, 0.01, 0.05, 1.0])
+        return seconds[0]
+
+    with patch.object(pace, "now", now):
+        yield
 
 
 # -- files ---------------------------------------------------------------------------------------------------------------
@@ -390,6 +406,12 @@ def longer(sample: Sample) -> Sample:
 
 def noisy(sample: Sample, rng: np.random.Generator) -> Sample:
     return {**sample, "noise": int(rng.integers(1000))}
+
+
+def unchanged(sample: Sample) -> Sample:
+    return {
+        name: values.astype(np.int32) if isinstance(values, np.ndarray) else values for name, values in sample.items()
+    }
 
 
 def is_odd(sample: Sample) -> bool:

@@ -36,6 +36,7 @@ from brimful.rows.concat import Concat
 from brimful.rows.concat_chunk import ConcatChunk
 from brimful.rows.filter import Filter
 from brimful.rows.interleave import Interleave
+from brimful.rows.map import Map
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.take import Take
 from brimful.rows.unbatch import Unbatch
@@ -252,6 +253,72 @@ def test_block_and_read_sizes_never_change_what_a_source_gives(make: draw.Make, 
     with draw.small(rows, size):
         found = content(make)
     assert found == content(make)
+
+
+# -- time: where it ends the blocks of a user's function changes nothing but where blocks end -------------------------------
+
+
+def cut_by_time(make: draw.Make, link: draw.Link | None = None) -> draw.Make:
+    """On rows that come out of a function whose blocks time ends."""
+    own = draw.chain(make, lambda upstream: Map(upstream, draw.unchanged, False))
+    return own if link is None else draw.chain(own, link)
+
+
+@pytest.mark.parametrize("cls", sorted(ON_BLOCKS | draw.SAMPLES, key=draw.name), ids=draw.name)
+@given(data=st.data(), lengths=draw.many_lengths, cut=draw.sizes, rows=st.sampled_from([3, 4096]), seed=st.integers(0))
+@examples(12)
+def test_law_where_time_ends_blocks(
+    cls: type[Stage[Any]], data: st.DataObject, lengths: list[int], cut: tuple[int, ...], rows: int, seed: int
+) -> None:
+    make = cut_by_time(partial(draw.Blocks, tuple(lengths), cut))
+    below = [data.draw(draw.WINDOWS[Buffered])] if cls in draw.BATCHES else []
+    make = draw.chain(make, *below, data.draw((ON_BLOCKS | draw.SAMPLES)[cls]))
+    with draw.small(rows):
+        steady = content(make) if cls not in draw.SAMPLES else []
+        with draw.jumping_time(seed):
+            assert_exact_resume(make, max_items=30, max_resumes=5)
+            difference = None if cls in draw.SAMPLES else first_difference(content(make), steady)
+            assert difference is None, difference
+
+
+@given(
+    make=st.one_of(draw.rows(), draw.windows(), draw.batches()),
+    epochs=epochs,
+    rows=st.sampled_from([3, 64, 4096]),
+    seed=st.integers(0),
+)
+@examples(40)
+def test_law_of_random_chains_where_time_ends_blocks(
+    make: draw.Make, epochs: tuple[int, ...], rows: int, seed: int
+) -> None:
+    with draw.small(rows), draw.jumping_time(seed):
+        assert_exact_resume(make, epochs=epochs, max_items=25, max_resumes=6)
+
+
+@given(data=st.data(), link=st.one_of(*draw.SEVERAL.values()), seed=st.integers(0))
+@examples(25)
+def test_law_of_several_streams_where_time_ends_blocks(data: st.DataObject, link: draw.Link, seed: int) -> None:
+    lengths = data.draw(st.lists(draw.many_lengths, min_size=1, max_size=3))
+    make = draw.joined([cut_by_time(partial(draw.Blocks, tuple(one))) for one in lengths], link)
+    steady = content(make)
+    with draw.jumping_time(seed):
+        assert_exact_resume(make, max_items=40, max_resumes=8)
+        difference = first_difference(content(make), steady)
+        assert difference is None, difference
+
+
+@given(make=draw.rows(), n=st.integers(1, 9), drop_last=st.booleans(), repeat=st.booleans(), seed=st.integers(0))
+@examples(25)
+def test_law_of_batches_in_arrival_order_where_time_ends_blocks(
+    make: draw.Make, n: int, drop_last: bool, repeat: bool, seed: int
+) -> None:
+    def batches() -> bf.Batches:
+        rows = dataset_of(cut_by_time(make)(), repeat)
+        return rows.select("input_ids").batch(n, drop_last=drop_last)
+
+    repeat = repeat and draw.gives(make())
+    with draw.jumping_time(seed):
+        assert_exact_resume(batches, epochs=(), max_items=20, max_resumes=5)
 
 
 # -- what random examples rarely meet -------------------------------------------------------------------------------------

@@ -499,8 +499,11 @@ def batches_of(
     columns: ColumnSettings,
     order: OrderSettings,
     form: FormSettings,
+    *,
+    in_turn: bool = True,
 ) -> Batches:
-    """Rows to batches: windows of them, each planned, each batch collated."""
+    """Rows to batches: windows of them, each planned, each batch collated. `in_turn`: batches in arrival order wait for no
+    window."""
     truth("keep_text", form.keep_text)
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
     parts = 1 if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
@@ -537,9 +540,11 @@ def batches_of(
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
     if stage.streamed_by:
+        # a window that the user gave may end with a batch that is not full
+        in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
         first = planner.first_rows, planner.first_share
         buffered = Buffered(stage, rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, *first)
-        windows = Ahead(buffered, 1, "window")
+        windows = Ahead(replace(buffered, in_turn=in_turn), 1, "window")
     else:
         fewest = GROUPS * group if group > 1 and batches is None else None
         windows = Planned(

@@ -17,6 +17,7 @@ import pyarrow as pa
 from brimful.batches import Batches
 from brimful.batching.batch import Batch
 from brimful.batching.window import PlanningWindow
+from brimful.blocks.ragged import concat
 from brimful.core.above import GUARD
 from brimful.core.stage import Stage, State, running
 from brimful.dataset import Dataset
@@ -38,7 +39,8 @@ def assert_exact_resume(
     """Asserts the law: after the state of item k come items k + 1 and on, exactly, for every k.
 
     Each resume starts on a new object of `make`, from the state as JSON. Items are compared value by value: a
-    RecordBatch with its schema and its hidden columns, windows, batches, tensors, arrays. It also asserts four more
+    RecordBatch with its schema and its hidden columns, windows, batches, tensors, arrays. Blocks without a row are passed
+    over. Where time may cut blocks (after the function of `map`, for one), their rows are compared. It also asserts four more
     facts. Two runs are the same. A chain of runs, each killed after a few items, gives the same items. A state is plain
     JSON and small, and no run changes it. A state that is restored twice gives the same items.
 
@@ -77,9 +79,14 @@ def assert_exact_resume(
     if isinstance(made, Stage):
         for epoch in epochs:
             name = f"{type(made).__name__}, epoch {epoch}"
-            _Law(name, partial(_stage_runs, make, epoch), max_items, max_resumes, max_state_bytes).check()
+            runs = partial(_stage_runs, make, epoch)
+            _Law(name, runs, max_items, max_resumes, max_state_bytes, cut_by_time=made.cut_by_time).check()
     else:
-        limits = {"max_items": max_items, "max_resumes": max_resumes, "max_state_bytes": max_state_bytes}
+        limits: dict[str, Any] = {
+            "max_items": max_items,
+            "max_resumes": max_resumes,
+            "max_state_bytes": max_state_bytes,
+        }
         assert_exact_resume(lambda: cast(_Data, make()).stage, epochs=epochs, **limits)
         _Law(repr(made).splitlines()[0], partial(_iterator_runs, make), **limits).check()
 
@@ -118,6 +125,7 @@ class _Law:
     max_items: int
     max_resumes: int
     max_state_bytes: int
+    cut_by_time: bool = False
 
     def check(self) -> None:
         items: list[Any] = []
@@ -135,7 +143,7 @@ class _Law:
                     f"{json.dumps(state)}"
                 )
         ends = len(items) < self.max_items
-        _compare(f"{self.name}, run again", self.make()(None), items, 0, ends)
+        self._compare(f"{self.name}, run again", self.make()(None), items, 0, ends)
         for k in np.unique(np.linspace(0, max(0, len(items) - 1), self.max_resumes).astype(int)).tolist():
             if k < len(items):
                 self._resume(k, texts[k], items, ends)
@@ -145,22 +153,57 @@ class _Law:
         label = f"{self.name}, resumed after item {k:,} (state {_brief(text)})"
         state = json.loads(text)
         runs = self.make()
-        _compare(label, runs(state), items, k + 1, ends)
+        self._compare(label, runs(state), items, k + 1, ends)
         if json.dumps(state) != text:
             raise AssertionError(f"{label}: the run changed the state that it was given, to {json.dumps(state)}")
-        _compare(f"{label} for the second time", runs(state), items[: k + 3], k + 1, ends and k + 3 > len(items))
+        self._compare(f"{label} for the second time", runs(state), items[: k + 3], k + 1, ends and k + 3 > len(items))
 
     def _hop(self, items: list[Any], ends: bool) -> None:
-        """A chain of runs, each from the state that the one before it had reached."""
+        """A chain of runs, each from the state that the one before it had reached. Blocks without a row are no items: where rows
+        are held, all of them may come again."""
         width = max(1, len(items) // self.max_resumes)
-        text = None
-        for first in range(0, len(items) + 1, width):
-            label = f"{self.name}, stopped every {width:,} items, at item {first:,} (state {_brief(str(text))})"
-            with closing(self.make()(None if text is None else json.loads(text))) as run:
-                taken = list(islice(run, width))
-            last = len(taken) < width or first + width >= len(items)
-            _compare(label, iter(taken), items[: first + width], first, ends and last)
-            text = json.dumps(taken[-1][1]) if taken else text
+        texts: list[str | None] = [None]
+
+        def hops() -> _Run:
+            while True:
+                with closing(self.make()(None if texts[-1] is None else json.loads(texts[-1]))) as run:
+                    taken = list(islice((one for one in run if getattr(one[0], "num_rows", 1)), width))
+                yield from taken
+                if len(taken) < width:
+                    return
+                texts.append(json.dumps(taken[-1][1]))
+
+        try:
+            self._compare(f"{self.name}, stopped every {width:,} items", hops(), items, 0, ends)
+        except AssertionError as error:
+            error.add_note(f"The last stop was at the state {_brief(str(texts[-1]))}")
+            raise
+
+    def _compare(self, label: str, run: _Run, items: list[Any], first: int, ends: bool) -> None:
+        """What `run` yields is items[first:]; of blocks their rows, where time cuts them, and those that have any."""
+        if not all(isinstance(item, pa.RecordBatch) for item in items):
+            _compare(label, run, items, first, ends)
+            return
+        blocks = [block for block in items[first:] if block.num_rows]
+        with closing(run):
+            some = ((block, state) for block, state in run if block.num_rows)
+            _compare(label, _recut(some, blocks) if self.cut_by_time else some, blocks, 0, ends)
+
+
+def _recut(run: Iterator[tuple[pa.RecordBatch, State]], like: list[pa.RecordBatch]) -> _Run:
+    """The rows of a run in blocks as long as some others, and then what is left of them."""
+    held: list[pa.RecordBatch] = []
+    for block in like:
+        while sum(map(len, held)) < len(block) and (item := next(run, None)) is not None:
+            held.append(item[0])
+        if not held:
+            return
+        alike = all(one.schema.equals(held[0].schema, check_metadata=True) for one in held)
+        whole = concat(held if alike else held[:1])
+        yield whole.slice(0, len(block)), None
+        held = [whole.slice(len(block))] if len(whole) > len(block) else []
+    yield from ((block, None) for block in held)
+    yield from run
 
 
 def _compare(label: str, run: Iterator[tuple[Any, State]], items: list[Any], first: int, ends: bool) -> None:

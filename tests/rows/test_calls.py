@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import brimful as bf
 from brimful.batching.windows import Buffered
+from brimful.blocks import pace
 from tests.samples import all_stages
 from tests.shards import write
 
 ROWS = 10_000
+
+
+@pytest.fixture(autouse=True)
+def functions_take_no_time() -> Iterator[None]:
+    """`tests/blocks/test_pace.py` has those that take some."""
+    with patch.object(pace, "now", lambda: 0.0):
+        yield
 
 
 def noted(calls: list[int]) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
 
@@ -20,7 +19,8 @@ from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
 from brimful.blocks.inside import written
 from brimful.core import random
-from brimful.core.errors import TALLY, count, settle, tallied, truth, where
+from brimful.core.errors import TALLY, Counts, add_counts, count, settle, truth, where
+from brimful.core.errors import apart as counts_apart
 from brimful.core.once import once
 from brimful.core.repeat import Waiting
 from brimful.core.stage import END, Lane, Stage, State, described, place, running, runtime
@@ -59,6 +59,27 @@ def _count_empty(batches: PlannedBatches, asked: bool) -> None:
             f"{len(empty):,} of {len(batches):,} batches of a window have no tokens: {len(samples):,} samples have none{first}."
             " The mean of a loss over no tokens is NaN. To leave them out: .filter(lambda sample: len(sample['input_ids']) > 0)",
         )
+
+
+def _counted_in_turn(
+    planned: PlannedBatches, left_out: Counts, parts: Iterator[tuple[T, int]]
+) -> Iterator[tuple[T, int]]:
+    """The parts of batches, each of which counts by itself what a resume after it does not plan again."""
+    turn = planned.window.turn
+    assert turn is not None
+    empty = TALLY.get() is not None and not planned.window.lengths.all()  # else nobody counts, or there is nothing
+    before = 0
+    for part, done in parts:
+        turn.left_out(done)
+        if empty:
+            _count_empty(planned.part(np.arange(before, done or len(planned))), turn.measured)
+        if not done:
+            add_counts(left_out)
+            left_out = {}
+        before = done
+        yield part, done
+    turn.left_out(0)
+    add_counts(left_out)
 
 
 @dataclass(frozen=True)
@@ -142,7 +163,7 @@ class Batched(Stage[Batch]):
             planned = plan.part(order)
             for number in range(done, len(planned)):
                 last = number + 1 == len(planned)
-                yield Batch(planned, number, last=last), 0 if last else number + 1
+                yield Batch(planned, number, last=last or planned.window.turn is not None), 0 if last else number + 1
 
         yield from self.parts(at, batches)
 
@@ -157,10 +178,13 @@ class Batched(Stage[Batch]):
         def of_window(window: PlanningWindow, done: int, state: State) -> Iterator[tuple[T, int]]:
             nonlocal before, after
             key = random.key(self.seed, here, window.epoch, window.number)
-            plan = partial(self._planned, window, key, after, state == END)
-            planned, order = tallied(plan)[0] if done else plan()  # what it left out was counted before
+            (planned, order), left_out = counts_apart(self._planned, window, key, after, state == END)
             before, after = after, (after + len(order)) % self.balance_group
             waiting.got(len(order), state)
+            if window.turn is not None:
+                return _counted_in_turn(planned.part(order), left_out, parts(planned, order, done))
+            if not done:  # else it was counted before
+                add_counts(left_out)
             return parts(planned, order, done)
 
         with closing(parts_of_windows(self.upstream, at[:3], of_window)) as found:
@@ -175,7 +199,7 @@ class Batched(Stage[Batch]):
     ) -> tuple[PlannedBatches, NDArray[np.int64]]:
         """The batches of a window, and their order without the incomplete ones where these are not wanted."""
         batches = self.planner.batches(window, key)
-        if TALLY.get() is not None:  # else somebody counts batches
+        if TALLY.get() is not None and window.turn is None:  # else somebody counts batches, or they are counted in turn
             _count_empty(batches, self.planner.needs_lengths)
         complete = self.planner.complete(batches, last) if self.drop_last else np.ones(len(batches), dtype=bool)
         if not complete.all():

@@ -63,6 +63,11 @@ class BatchPlanner(ABC):
         return self.first_rows > 0
 
     @property
+    def in_turn(self) -> bool:
+        """Whether windows of any number of batches give the same ones, so that none has to be waited for."""
+        return False
+
+    @property
     def first_rows(self) -> int:
         """How many rows the first window needs, where windows of few rows give the same batches; 0: they do not."""
         return 0
@@ -129,6 +134,11 @@ class ByPolicy(BatchPlanner):
         return self.policy.n if isinstance(self.policy, FixedSize) and not self.policy.sort else 0
 
     @property
+    def in_turn(self) -> bool:
+        """Where a sample above the largest bucket is left out, or alone, batches depend on where windows begin."""
+        return self.in_order and (self.rounding is None or self.overlong in ("raise", "truncate"))
+
+    @property
     def sizing(self) -> Policy:
         return self.policy
 
@@ -149,7 +159,10 @@ class ByPolicy(BatchPlanner):
         window = _truncated(self, window, policy.max_length)
         rows = np.maximum(plan.padded_sizes, np.diff(plan.bounds))  # each sample has its own, also where a policy packs
         static = self.shapes() is not None
-        return PlannedBatches(window, plan.numbers, plan.bounds, plan.padded_lengths, rows, static=static, key=key)
+        keys = None if window.turn is None else window.turn.first + np.arange(len(plan))
+        return PlannedBatches(
+            window, plan.numbers, plan.bounds, plan.padded_lengths, rows, static=static, key=key, keys=keys
+        )
 
     def divided(self, parts: int) -> ByPolicy:
         return replace(self, policy=divided(self.policy, parts), parts=parts)

@@ -60,7 +60,7 @@ class Sharded(Stage[Batch]):
 
         def weighed(own: _Place | None, weight: float) -> Batch:
             assert own is not None
-            last = own[1] + 1 == len(own[0])  # of this rank's
+            last = own[1] + 1 == len(own[0]) or own[0].window.turn is not None  # of this rank's
             labels = step_labels(step.labels)
             return Batch(*own, weight=weight, num_ranks=world_size, num_labels=labels, last=last)
 

@@ -24,6 +24,7 @@ class Shuffle(Stage[Block]):
     """
 
     draws = True
+    cut_by_time = False
 
     upstream: Stage[Block]
     buffer_size: int

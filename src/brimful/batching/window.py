@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +14,27 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import Ragged, TruncateSide, array_of, ragged, truncated
 from brimful.core.errors import ORIGIN
 from brimful.core.once import once
+from brimful.core.stage import State
 from brimful.index.index import Index, RowSpans, label_counts
 from brimful.index.view import TruncatedIndex
 
 IntArray: TypeAlias = NDArray[np.int64]
+
+
+class InTurn(NamedTuple):
+    """Of a window whose batches have the samples in arrival order. It has the rows that were at hand: nothing may depend on it.
+
+    Args:
+        first: the number of its first batch in the epoch.
+        measured: whether the samples have the length columns; else they count as empty.
+        state: the state of the windows after so many of its batches.
+        left_out: counts what was left out on the way to so many of its batches (0: all), once.
+    """
+
+    first: int
+    measured: bool
+    state: Callable[[int], State]
+    left_out: Callable[[int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +50,7 @@ class PlanningWindow:
         checksums: those that a replay must reproduce, by column; none where the header says them already.
         index: of the rows, where they need not be here: it knows their columns, perhaps also their labels, without a block.
         whole: tokens of each sample before it was cut, like `lengths`; None where none was cut.
+        turn: where batches have the samples in arrival order: then `number` is 0, and `samples` are numbers in the epoch.
         texts_at: gives the text of rows of the data set, which windows do not hold; None where the rows have none.
     """
 
@@ -45,6 +63,7 @@ class PlanningWindow:
     index: Index | None = None
     texts_at: Callable[[IntArray], list[str] | None] = lambda numbers: None
     whole: IntArray | None = None
+    turn: InTurn | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)

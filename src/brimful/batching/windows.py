@@ -5,9 +5,11 @@ Any window of indexed data can be computed alone. Streams hold the rows of a win
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from math import ceil
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -15,11 +17,13 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.window import PlanningWindow
+from brimful.batching.window import InTurn, PlanningWindow
 from brimful.blocks.blocks import Block, check_replay, visible
 from brimful.blocks.checksums import RowChecksums, checksums, in_state
 from brimful.blocks.choice import Choice
+from brimful.blocks.pace import Patience
 from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, token_counts, unmasked
+from brimful.blocks.resize import resumed
 from brimful.blocks.texts import TokenizedText, texts_in
 from brimful.core.errors import Counts, add_counts, again, apart, warn_once
 from brimful.core.once import once
@@ -93,11 +97,16 @@ class Buffered(Windowed):
 
     State: [epoch, rows' state before the block in which the window begins, rows of it that came before, its rows, their
     checksums, number of the window, size]. A resume reads the rows of the window again. They may come in other blocks then.
+
+    `in_turn`: batches of `first` rows are in arrival order, and windows of any number of them give the same ones: each has those
+    that are at hand. State: [epoch, rows' state before the block in which the next batch begins, rows of it that came before, if
+    there are any its rows and their checksums, number of that batch, size]. A resume reads that block again.
     """
 
     upstream: Stage[Block]
     first: int = runtime(0)
     first_share: float = runtime(0.0)
+    in_turn: bool = runtime(False)
 
     @once
     def over_epochs(self) -> Stage[PlanningWindow]:
@@ -107,6 +116,9 @@ class Buffered(Windowed):
         return [epoch, self.upstream.start(epoch), 0, 0, [], 0, self.size]
 
     def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
+        if self.in_turn:
+            yield from self._at_hand(at)
+            return
         epoch, before, skip, compared, saved, number, size = at
         held: deque[_BlockInParts] = deque()
         replayed = RowChecksums()
@@ -148,6 +160,64 @@ class Buffered(Windowed):
                 else:
                     yield window, END
                     return
+
+    def _at_hand(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
+        """The batches in arrival order that are at hand, one at least, and no more than soon come. A batch goes out when a row of
+        the next one is there, or the end is."""
+        epoch, before, gone, compared, saved, number, size = at
+        pieces: list[_Piece] = []
+        counts: list[tuple[int, Counts]] = []  # what was left out on the way to a row, and with how many rows it counts
+        rows, most = 0, self.first
+        patience = Patience(True)
+        with awaited(self.upstream, before) as items:
+            seen = ((self.text.held(block), after) for block, after in items)
+            blocks = resumed(self.upstream, seen, gone, compared, saved, self.text.without)
+            ended = False
+            while not ended:
+                patience.begin()
+                while not ended and (rows <= self.first or (rows <= most and not patience.over)):
+                    (block, after), left_out = apart(next, blocks, (EMPTY, END))
+                    ended = after == END
+                    own = max(0, block.num_rows - gone)
+                    counts.append((rows + (own > 0), left_out))
+                    if own:
+                        compare = cache(partial(self._compared, block))
+                        pieces.append(_Piece(rows, before, gone, block, compare))
+                    before, gone, rows = after, 0, rows + own
+                count = rows if ended else (rows - 1) // self.first * self.first
+                if count:
+                    own_counts = [one for one in counts if one[0] <= count]
+                    window, state = self._in_turn(epoch, number, size, pieces, count, own_counts)
+                    yield window, END if ended else state(count // self.first)
+                    counts = [(row - count, left_out) for row, left_out in counts[len(own_counts) :]]
+                    pieces = [one.after(count) for one in pieces if one.first + one.rest.num_rows > count]
+                    number, rows, most = number + count // self.first, rows - count, min(size or AUTO_SAMPLE, 4 * most)
+            for _, left_out in counts:
+                add_counts(left_out)
+
+    def _in_turn(
+        self, epoch: int, number: int, size: int, pieces: list[_Piece], count: int, counts: list[tuple[int, Counts]]
+    ) -> tuple[PlanningWindow, Callable[[int], State]]:
+        """The first `count` rows of some pieces, whose first batch has this number; and the state after some of its batches."""
+        firsts = [one.first for one in pieces]
+
+        def state(batches: int) -> State:
+            row = batches * self.first
+            one = pieces[bisect_right(firsts, row) - 1]
+            done = one.gone + row - one.first
+            return [epoch, one.before, done, *(one.compare() if done else (0, [])), number + batches, size]
+
+        def left_out(batches: int) -> None:
+            while counts and (not batches or counts[0][0] <= batches * self.first):
+                add_counts(counts.pop(0)[1])
+
+        block = unmasked(concat(one.rest for one in pieces).slice(0, count), self.unmasked)
+        first = number * self.first
+        measured = {*self.length_columns} <= {*block.schema.names}
+        turn = InTurn(number, measured, state, left_out)
+        numbers = np.arange(first, first + count)
+        lengths = self._lengths(block)
+        return PlanningWindow(epoch, 0, lengths, numbers, lambda own: (block, own - first), turn=turn), state
 
     def _most(self, size: int, number: int) -> int:
         """The rows of a window, unless the epoch ends there."""
@@ -204,6 +274,25 @@ class _BlockInParts(NamedTuple):
     checksums: list[int]
     rest: Block
     left_out: Counts
+
+
+class _Piece(NamedTuple):
+    """Rows of a block that are held in arrival order: which row of the window its first is, the state before the block, how many
+    of its rows are gone, the block, and its rows and their checksums."""
+
+    first: int
+    before: State
+    gone: int
+    block: Block
+    compare: Callable[[], tuple[int, list[int]]]
+
+    @property
+    def rest(self) -> Block:
+        return self.block.slice(self.gone)
+
+    def after(self, count: int) -> _Piece:
+        """What is left of it in the next window, where this one has `count` rows."""
+        return self._replace(first=max(0, self.first - count), gone=self.gone + max(0, count - self.first))
 
 
 @dataclass(frozen=True)
@@ -310,7 +399,8 @@ def parts_of_windows(
 ) -> Generator[tuple[T, State], None, None]:
     """The parts that `parts` makes of each window.
 
-    State: [windows' state before the window, how much of it was handed on, its checksums]. A resume reads the window again.
+    State: [windows' state before the window, how much of it was handed on, its checksums]. A resume reads the window again; but
+    where batches are in arrival order, the windows go on after those that were handed on.
 
     Args:
         parts: called with a window, how much of it was handed on before, and the state after it; gives each further part with
@@ -329,7 +419,9 @@ def parts_of_windows(
             elif (opened := opens(window)) is not None:
                 yield opened, [before, 0, found]
             for part, done in parts(window, skip, after):
-                if done:
+                if done and window.turn is not None:
+                    yield part, [window.turn.state(done), 0, []]
+                elif done:
                     yield part, [before, done, found]
                 else:
                     yield part, END if after == END else [after, 0, []]

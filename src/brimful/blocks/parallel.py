@@ -8,11 +8,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
-from brimful.blocks.blocks import Block
+from brimful.blocks.blocks import Block, rows_at
+from brimful.blocks.pace import Pace
 from brimful.blocks.ragged import concat
 from brimful.blocks.resize import Rebatch
 from brimful.core.background import RUN, Workers, map_ahead
 from brimful.core.errors import StageError, one_of, settle, where
+from brimful.core.once import once
 from brimful.core.processes import DiedError, Remote, UnsentError
 from brimful.core.replay import REPLAY
 from brimful.core.stage import Stage, State
@@ -43,8 +45,9 @@ class Parallel:
         executor_type: threads, for functions that wait or release the interpreter's lock; or processes.
         prefetch_factor: how many parts each worker has ready, or at work, before they are asked for.
         shares: cut each block into as many parts as there are workers.
+        by_time: whether blocks of a function of rows end after about 50 ms of work.
 
-    Price: (prefetch_factor + 1) blocks of 4,096 rows or 1 MB held. A process takes .4 s to begin, once for an
+    Price: (prefetch_factor + 1) blocks of 4,096 rows, 1 MB or 50 ms of work held. A process takes .4 s to begin, once for an
     iterator or a loader, and 80 MB; a call of it 150 us, and what its samples and results cost to pickle.
     """
 
@@ -52,6 +55,7 @@ class Parallel:
     executor_type: ExecutorType = "thread"
     prefetch_factor: int = 10
     shares: bool = True
+    by_time: bool = True
 
     def __post_init__(self) -> None:
         settle(self, "max_workers", most=MAX_WORKERS)
@@ -72,11 +76,13 @@ class Parallel:
         at: State,
         name: str,
         more: Callable[[], tuple[Any, ...]] = tuple,
+        pace: Pace | None = None,
     ) -> Generator[CallResult[Made], None, None]:
-        """The results of `fn(part, *more())` for the parts of each block of a stage, in order. `Rebatch` cuts the blocks."""
+        """The results of `fn(part, *more())` for the parts of each block of a stage, in order. `Rebatch` cuts the blocks, where
+        `pace` says so."""
         with (
-            closing(Rebatch(upstream).items(at)) as items,
-            closing(self.results(fn, self.parts(items), name, more, shared=True)) as results,
+            closing(Rebatch(upstream).cut(at, rows_at if pace is None else pace.rows)) as items,
+            closing(self.results(fn, self.parts(items), name, more, pace, shared=True)) as results,
         ):
             for part, made, (last, after) in results:
                 yield CallResult(part, made, last, after)
@@ -87,24 +93,31 @@ class Parallel:
         blocks: Iterator[tuple[Block, T]],
         name: str,
         more: Callable[[], tuple[Any, ...]] = tuple,
+        pace: Pace | None = None,
         *,
         shared: bool = False,
     ) -> Generator[tuple[Block, Made | None, T], None, None]:
         """Each block, the result of `fn(block, *more())` (None where it has no row), and its mark.
 
-        A function that goes to other processes is pickled. `shared`: all streams and epochs of an iterator (or all epochs of a
-        loader) use the same workers, which end with it.
+        A function that goes to other processes is pickled. `pace` is told how long each call takes. `shared`: all streams and
+        epochs of an iterator (or all epochs of a loader) use the same workers, which end with it.
         """
+
+        def called(fn: Callable[..., Made], block: Block) -> Made | None:
+            if not block.num_rows:
+                return None
+            return fn(block, *more()) if pace is None else pace.timed(block.num_rows, fn, block, *more())
+
         if not self.max_workers or REPLAY.get() is not None:
             for block, mark in blocks:
-                yield block, fn(block, *more()) if block.num_rows else None, mark
+                yield block, called(fn, block), mark
             return
         with self._workers(fn, name, shared) as pool:
             call = fn if pool.remote is None else pool.remote
 
             def each(block: Block) -> tuple[Block, Made | None]:
                 try:
-                    return block, call(block, *more()) if block.num_rows else None
+                    return block, called(call, block)
                 except DiedError as error:
                     raise StageError(f"{error}, with rows from {where(block, 0)} on") from None
                 except UnsentError as error:
@@ -133,11 +146,19 @@ class Parallel:
         remote = Remote(fn, name) if self.executor_type == "process" else None
         return _Pool(self, Workers(self.max_workers, name.partition("(")[0], remote), remote)
 
+    @property
+    def pace(self) -> Pace:
+        """That of a function of rows that is called so, of which nobody knows yet how long it takes."""
+        return Pace(self._shares, self.by_time)
+
+    @property
+    def _shares(self) -> int:
+        return max(1, self.max_workers) if self.shares else 1
+
     def parts(self, items: Iterable[tuple[Block, State]]) -> Iterator[tuple[Block, tuple[bool, State]]]:
         """The parts of each block, each with whether it is the last, and the state after the block."""
-        count = max(1, self.max_workers) if self.shares else 1
         for block, after in items:
-            size = max(1, -(-block.num_rows // count))
+            size = max(1, -(-block.num_rows // self._shares))
             for first in range(0, max(1, block.num_rows), size):
                 yield block.slice(first, size), (first + size >= block.num_rows, after)
 
@@ -179,6 +200,17 @@ class BlockFunction(Stage[Block]):
     upstream: Stage[Block]
     parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
 
+    @property
+    def cut_by_time(self) -> bool:
+        return self.parallel.by_time or self.upstream.cut_by_time
+
+    def whole(self) -> Stage[Block]:
+        return replace(self.over(self.upstream.whole()), parallel=replace(self.parallel, by_time=False))
+
+    @once
+    def _pace(self) -> Pace:
+        return self.parallel.pace
+
     def sent(self, source: Stage[Any]) -> Stage[Block]:
         return replace(self.over(self.upstream.sent(source)), parallel=self.parallel.sent)
 
@@ -188,7 +220,7 @@ class BlockFunction(Stage[Block]):
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         alone = replace(self, upstream=NOTHING)
         fn = alone.apply if self.parallel.executor_type == "process" else alone.begin
-        with closing(self.parallel.calls(fn, self.upstream, at, self.called_as)) as calls:
+        with closing(self.parallel.calls(fn, self.upstream, at, self.called_as, pace=self._pace)) as calls:
             yield from joined(calls, _done)
 
     @property

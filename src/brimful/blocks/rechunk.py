@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from brimful.blocks.blocks import Block, check_replay
 from brimful.blocks.checksums import RowChecksums, in_state
 from brimful.blocks.ragged import EMPTY, Ragged, array_of, concat, cut_together, list_array, ragged, with_column
-from brimful.blocks.resize import COALESCED_ROWS, coalesced
-from brimful.core.errors import ORIGIN, again, settle
+from brimful.blocks.resize import COALESCED_ROWS, coalesced, read_again
+from brimful.core.errors import ORIGIN, settle
 from brimful.core.once import once
 from brimful.core.repeat import endless
 from brimful.core.stage import END, Stage, State
@@ -37,9 +37,10 @@ class Rechunk(Stage[Block]):
     A few rows of a block of many end with a block without rows: else whoever joins small blocks (`coalesced`) would join those of
     very many rows, which a resume reads again.
 
-    State: [upstream's state before the block in which the held rows begin, rows and then values of it that are done,
-    blocks read since, checksums of their held rows], and 1 where a block without rows follows. A resume reads those blocks again,
-    checks them and yields nothing for them.
+    State: [upstream's state before the block in which the held rows begin; of the rows from there on that put tokens into chunks,
+    how many are done, and then values of the next; all rows that were read from there on; checksums of those that are held], and
+    1 where a block without rows follows. A resume reads those rows again, in whatever blocks they come, checks them and yields
+    nothing for them.
     """
 
     upstream: Stage[Block]
@@ -63,36 +64,40 @@ class Rechunk(Stage[Block]):
         return [self.upstream.start(epoch), 0, 0, 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        before, row, value, replay, saved = at[:5]
+        before, skip, value, replay, saved = at[:5]
         if len(at) > 5:
             yield EMPTY, at[:5]
         held: deque[HeldBlock] = deque()
-        tokens, blocks, found = (
+        tokens, read, found = (
             0,
             0,
             RowChecksums(),
-        )  # of the held rows, those read since they begin, and the rows' checksums
+        )  # of the held rows, all read since they begin, and the rows' checksums
         left_out = 0  # rows, so far
         with closing(coalesced(self.upstream, before)) as items:
-            for block, after in again(items, replay):
+            for block, after, old in read_again(items, replay, held):
                 rows = self._target(block)
-                kept, earlier = self._kept(rows, replay > 0)
+                kept, earlier = self._kept(rows, old)
+                fresh = len(kept) - int(np.searchsorted(kept, old))
                 if len(kept) < rows.num_rows:
                     rows = rows.take(array_of(kept))
-                if rows.num_rows:
-                    taken = HeldBlock(before, rows.num_rows, rows, 1, left_out + earlier)
-                    held.append(taken if held else taken.without_front(row, value))
+                done = min(skip, rows.num_rows)
+                skip -= done
+                if rows.num_rows > done:
+                    taken = HeldBlock(before, rows.num_rows, rows, block.num_rows, left_out + earlier)
+                    held.append(taken if held else taken.without_front(done, value))
                     tokens += self._tokens_of(held[-1])
+                    if old:
+                        found.add(held[-1].rest.slice(0, held[-1].rest.num_rows - fresh))
                 elif held:
-                    held[-1] = held[-1]._replace(blocks=held[-1].blocks + 1)
-                blocks += len(held) > 0
+                    held[-1] = held[-1]._replace(read=held[-1].read + block.num_rows)
+                read += block.num_rows * (len(held) > 0)
                 left_out += block.num_rows - len(kept)
                 before = after
-                if replay:
-                    replay -= 1
-                    if not replay:
-                        found = held_checksums(held)
-                        self._check(found, saved)
+                replay -= old
+                if old and not replay:
+                    self._check(found, saved)
+                if replay or (0 < old == block.num_rows and after != END):
                     continue
                 out = EMPTY
                 open_for = left_out - int(held[0].earlier[0]) if held else 0
@@ -100,24 +105,24 @@ class Rechunk(Stage[Block]):
                     out, done, value = self._cut(held, left_out, after == END)
                     drop_front(held, done, value)
                     tokens, found = sum(map(self._tokens_of, held)), held_checksums(held)
-                    blocks = sum(one.blocks for one in held)
-                elif rows.num_rows:
-                    found.add(held[-1].rest)
+                    read = sum(one.read for one in held)
+                elif fresh:
+                    found.add(held[-1].rest.slice(held[-1].rest.num_rows - fresh))
                 if after == END:
                     yield out, END
                     break
                 if held:
                     row = held[0].num_rows - held[0].rest.num_rows
-                    state = [held[0].before, row, value, blocks, in_state(found.by_column())]
+                    state = [held[0].before, row, value, read, in_state(found.by_column())]
                 else:
-                    row = value = 0
+                    value = 0
                     state = [after, 0, 0, 0, []]
                 if 0 < out.num_rows < COALESCED_ROWS < block.num_rows:
                     yield out, [*state, 1]
                     out = EMPTY
                 yield out, state
             if replay:
-                self._check(held_checksums(held), saved)
+                self._check(found, saved)
             elif held and before != END:  # upstream ended without saying so in advance
                 yield self._cut(held, left_out, True)[0], END
 
@@ -131,15 +136,14 @@ class Rechunk(Stage[Block]):
         since = left_out - np.concatenate([block.earlier for block in held])
         return self.cut(rows, [ragged(rows, name) for name in self.target_columns], since, last)
 
-    def _kept(self, rows: Block, again: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The rows that put tokens into a chunk, and how many others come before each of them; these are counted, unless they are
-        read again."""
+    def _kept(self, rows: Block, old: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The rows that put tokens into a chunk, and how many others come before each of them; these are counted, but for those
+        among the first `old` rows, which are read again."""
         if not rows.num_rows:
             return _NONE, _NONE
         sizes = ragged(rows, self.target_columns[0]).lengths
         some: NDArray[np.bool_] = self.counts(sizes) > 0
-        if not again:
-            self.leave_out(sizes[~some])
+        self.leave_out(sizes[old:][~some[old:]])
         return np.flatnonzero(some), np.cumsum(~some, dtype=np.int64)[some]
 
     def _tokens_of(self, held: HeldBlock) -> int:
@@ -174,8 +178,8 @@ _NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 class HeldBlock(NamedTuple):
-    """A block of which rows are held: the state before it, its rows, those that are left of them, how many blocks it and those
-    without rows that follow it are, and how many rows were left out before each of those that are left.
+    """A block of which rows are held: the state before it, its rows, those that are left of them, how many rows were read with it
+    and with blocks that follow it and of which none is held, and how many rows were left out before each of those that are left.
 
     They are joined anew for each cut, so that a type ends with the rows that had it.
     """
@@ -183,7 +187,7 @@ class HeldBlock(NamedTuple):
     before: State
     num_rows: int
     rest: Block
-    blocks: int = 1
+    read: int
     earlier: NDArray[np.int64] = _NONE
 
     def without_front(self, rows: int, values: int) -> HeldBlock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Block, check_replay, rows_at, visible
 from brimful.blocks.checksums import checksums, in_state
+from brimful.blocks.pace import Patience
 from brimful.blocks.ragged import EMPTY, concat, has_offsets, offsets_in
 from brimful.core.errors import Counts, add_counts, apart, with_counts
 from brimful.core.repeat import awaited
@@ -24,28 +25,32 @@ rows, a first sample would wait until a user's function has made all of them."""
 def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], None, None]:
     """The blocks of `stage` that follow `at`. Neighbours are joined up to 32 rows or 1 MB; larger blocks stay as they are.
 
-    Where they are joined depends on `at` alone. A block without rows ends the block at hand: where rows are rare nobody waits
-    for more of them, and states advance. An error is raised after the rows before it.
+    Where they are joined depends on `at` alone; but rows of a stage that is `cut_by_time` go on as soon as somebody has waited
+    for them. A block without rows ends the block at hand: where rows are rare nobody waits for more of them, and states advance.
+    An error is raised after the rows before it.
     """
     most = min(COALESCED_ROWS, BLOCK_ROWS)
     held: list[Block] = []
     rows = size = 0
     state: State = None
+    patience = Patience(stage.cut_by_time)
     with awaited(stage, at) as items:
         try:
             for (block, after), left_out in with_counts(items):
                 count = block.num_rows
                 own = sum(map(bytes_in, visible(block).columns)) if 0 < count < most else 0
                 full = rows + count > most or size + own > BLOCK_BYTES
+                slow = patience.over
                 if held and count and (full or not block.schema.equals(held[0].schema)):
                     yield concat(held), state
                     held, rows, size = [], 0, 0
                 add_counts(left_out)
                 held.append(block)
                 rows, size, state = rows + count, size + own, after
-                if not count or rows >= most:
+                if not count or rows >= most or slow:
                     yield concat(held), state
                     held, rows, size = [], 0, 0
+                    patience.begin()
         except Exception:
             if held:
                 yield concat(held), state
@@ -55,14 +60,49 @@ def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], 
 
 
 def resumed(
-    stage: Stage[Block], items: Iterator[tuple[Block, State]], done: int, saved: list[int]
+    stage: Stage[Block],
+    items: Iterator[tuple[Block, State]],
+    done: int,
+    compared: int,
+    saved: list[int],
+    seen: Callable[[Block], Block] = lambda block: block,
 ) -> Iterator[tuple[Block, State]]:
-    """The items of a stage. Where `done` rows of the first block were given, it must have the checksums `saved`."""
-    if done:
-        (first, after), _ = apart(next, items, (EMPTY, END))  # what it left out was counted before
-        check_replay(stage, checksums(first), saved, f"{done:,} rows into a block")
+    """The items of a stage after a state that says how many rows are done of a block of `compared` rows. These come first, as one
+    block, in whatever blocks they come now, and must have the checksums `saved` in what is `seen` of them."""
+    if compared:
+        held: list[Block] = []
+        after: State = END
+        while sum(block.num_rows for block in held) < compared:
+            item, _ = apart(next, items, None)  # what it left out was counted before
+            if item is None:
+                break
+            held.append(item[0])
+            after = item[1]
+        first = concat(held)
+        check_replay(stage, checksums(seen(first.slice(0, compared))), saved, f"{done:,} rows into a block")
         yield first, after
     yield from items
+
+
+def read_again(items: Iterator[tuple[Block, State]], rows: int, held: Sized) -> Iterator[tuple[Block, State, int]]:
+    """The items after a state, each with how many of its rows were read before the state was saved, `rows` in all. What was left
+    out on the way to these was counted then.
+
+    While rows are `held`, a state has blocks without a row that follow them read again: what was left out on the way to these
+    counts with the next row.
+    """
+    waiting: list[Counts] = []
+    for (block, after), left_out in with_counts(items):
+        old = min(rows, block.num_rows)
+        if not rows:
+            waiting.append(left_out)
+        rows -= old
+        if block.num_rows > old or not held or after == END:
+            while waiting:
+                add_counts(waiting.pop(0))
+        yield block, after, old
+    for left_out in waiting:
+        add_counts(left_out)
 
 
 @dataclass(frozen=True)
@@ -73,7 +113,7 @@ class Rebatch(Stage[Block]):
     Where they are cut depends on the number of rows before. A block is cut only if it has more than twice the rows of a cut: so
     blocks that a stage below has cut already stay whole.
 
-    State: [upstream's state before the block, rows of it given, its checksums if there are any, rows given in all].
+    State: [upstream's state before the block, rows of it given, if there are any its rows and their checksums, rows in all].
     """
 
     verb = ""
@@ -82,75 +122,81 @@ class Rebatch(Stage[Block]):
     upstream: Stage[Block]
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, [], 0]
+        return [self.upstream.start(epoch), 0, 0, [], 0]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        before, done, saved, number = at
+        return self.cut(at, rows_at)
+
+    def cut(self, at: State, rows_after: Callable[[int], int]) -> Generator[tuple[Block, State], None, None]:
+        """As `items`, cut at as many rows as `rows_after` says, for the number of rows before."""
+        before, done, compared, saved, number = at
         with closing(coalesced(self.upstream, before)) as items:
-            for block, after in resumed(self.upstream, items, done, saved):
-                if not done:
-                    saved = in_state(checksums(block)) if block.num_rows > 2 * rows_at(number) else []
-                while block.num_rows - done > 2 * (rows := rows_at(number)):
+            for block, after in resumed(self.upstream, items, done, compared, saved):
+                while block.num_rows - done > 2 * (rows := rows_after(number)):
+                    if compared != block.num_rows:
+                        compared, saved = block.num_rows, in_state(checksums(block))
                     done, number = done + rows, number + rows
-                    yield block.slice(done - rows, rows), [before, done, saved, number]
+                    yield block.slice(done - rows, rows), [before, done, compared, saved, number]
                 number += block.num_rows - done
-                yield block.slice(done) if done else block, END if after == END else [after, 0, [], number]
-                before, done = after, 0
+                yield block.slice(done) if done else block, END if after == END else [after, 0, 0, [], number]
+                before, done, compared = after, 0, 0
 
 
 class Cursor:
     """Takes the rows of a stage in any portions.
 
-    State: [the stage's state before the block at hand, rows taken of it, its checksums].
+    State: [the stage's state before the block at hand, rows taken of it, if there are any its rows and their checksums].
     """
 
-    def __init__(self, stage: Stage[Block], before: State, taken: int, saved: list[int]) -> None:
-        self._stage = stage
-        self._before, self._taken, self._checksums = before, taken, saved
-        self._items = None if before == END else coalesced(stage, before)
+    def __init__(self, stage: Stage[Block], before: State, taken: int, compared: int, saved: list[int]) -> None:
+        self._before, self._taken, self._compared, self._checksums = before, taken, compared, saved
+        self._blocks = None if before == END else coalesced(stage, before)
+        self._items = iter(()) if self._blocks is None else resumed(stage, self._blocks, taken, compared, saved)
         self.rest: Block = EMPTY  # of the block at hand
         self._after = before
         self._left_out: Counts = {}  # on the way to that block, of which no row was taken yet
 
     @property
     def state(self) -> list[State]:
-        return [self._before, self._taken, self._checksums]
+        return [self._before, self._taken, self._compared, self._checksums]
 
     def fill(self) -> int:
         """How many rows are at hand. Where there are none it reads on; 0 at the end."""
-        while not self.rest.num_rows and self._items is not None:
+        while not self.rest.num_rows and self._blocks is not None:
             item, self._left_out = apart(next, self._items, None)
             block, self._after = item or (EMPTY, END)
-            if self._taken:
-                self._left_out = {}  # it was counted before
-                at = f"{self._taken:,} rows into a block"
-                check_replay(self._stage, checksums(block), self._checksums, at)
             if item is None:
                 self._count()
                 self.close()
                 break
+            if self._taken and self._compared != block.num_rows:  # it was joined with rows that follow
+                self._compared, self._checksums = block.num_rows, in_state(checksums(block))
             self.rest = block.slice(self._taken)
             if not self.rest.num_rows:
-                self._before, self._taken = self._after, 0
+                self._go_on()
                 self._count()
         return int(self.rest.num_rows)
 
     def take(self, rows: int) -> Block:
         """The next `rows` of the rows at hand."""
         if 0 < rows < self.rest.num_rows and not self._taken:
-            self._checksums = in_state(checksums(self.rest))
+            self._compared, self._checksums = self.rest.num_rows, in_state(checksums(self.rest))
         if rows:
             self._count()
         piece, self.rest = self.rest.slice(0, rows), self.rest.slice(rows)
         self._taken += rows
         if rows and not self.rest.num_rows:
-            self._before, self._taken, self._checksums = self._after, 0, []
+            self._go_on()
         return piece
 
     def close(self) -> None:
-        if self._items is not None:
-            self._items.close()
-            self._items = None
+        if self._blocks is not None:
+            self._blocks.close()
+            self._blocks = None
+
+    def _go_on(self) -> None:
+        """To the next block."""
+        self._before, self._taken, self._compared, self._checksums = self._after, 0, 0, []
 
     def _count(self) -> None:
         counts, self._left_out = self._left_out, {}

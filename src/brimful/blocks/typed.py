@@ -9,13 +9,14 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, as_dict, tried, with_origin
+from brimful.blocks.pace import Pace
 from brimful.blocks.parallel import NOTHING, SERIAL, CallResult, Parallel, joined
 from brimful.blocks.ragged import EMPTY
 from brimful.blocks.resize import Rebatch
@@ -26,8 +27,14 @@ from brimful.core.repeat import Waiting
 from brimful.core.replay import REPLAY
 from brimful.core.stage import END, Stage, State, runtime
 
-Made = TypeVar("Made", bound=Sized)
-"""The results of a function for a block."""
+
+class Results(Sized, Protocol):
+    """The results of a function for a block, of which some can be taken."""
+
+    def slice(self, offset: int, length: int) -> Self: ...
+
+
+Made = TypeVar("Made", bound=Results)
 
 
 @dataclass(frozen=True)
@@ -124,11 +131,11 @@ class TypedFunction(Typed, Generic[Made]):
                 own = sum(map(len, _there([found])))
                 waiting.got(own, found[0].after)
                 count += own
-                if wanted <= count < SAMPLE_ROWS and not self.types_of(_there(items))[1]:
-                    wanted = min(2 * count, SAMPLE_ROWS)
+                while wanted <= count and wanted < SAMPLE_ROWS and not self.types_of(_there(items, wanted))[1]:
+                    wanted = min(2 * wanted, SAMPLE_ROWS)
         except Exception as error:
             failure = error
-        return _First(items, failure, self.types_of(_there(items))[0])
+        return _First(items, failure, self.types_of(_there(items, wanted))[0])
 
     @abstractmethod
     def begin(self, epoch: int) -> State:
@@ -173,8 +180,13 @@ class _First(NamedTuple, Generic[Made]):
         yield from calls
 
 
-def _there(calls: Sequence[tuple[CallResult[Made | Fitted], Counts]]) -> list[Made]:
-    return [one.made for one, _ in calls if one.made is not None and not isinstance(one.made, Fitted)]
+def _there(calls: Sequence[tuple[CallResult[Made | Fitted], Counts]], most: int | None = None) -> list[Made]:
+    """The results, up to so many: types do not depend on where blocks end."""
+    there = [one.made for one, _ in calls if one.made is not None and not isinstance(one.made, Fitted)]
+    if most is None:
+        return there
+    ends = np.cumsum([0, *map(len, there)]).tolist()
+    return [made.slice(0, most - end) for made, end in zip(there, ends) if end < most]
 
 
 @dataclass(frozen=True)
@@ -183,18 +195,37 @@ class ByBlock(TypedFunction[Made]):
 
     parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
 
+    @property
+    def cut_by_time(self) -> bool:
+        return self.by_row and (self.parallel.by_time or self.upstream.cut_by_time)
+
+    def whole(self) -> Stage[Block]:
+        if not self.by_row:
+            return self
+        return replace(self.over(self.upstream.whole()), parallel=replace(self.parallel, by_time=False))
+
+    @once
+    def _pace(self) -> Pace | None:
+        """Of a function of rows; None: it gets whole blocks."""
+        return self.parallel.pace if self.by_row else None
+
+    @once
+    def _read(self) -> Stage[Block]:
+        """What it reads. A function of whole blocks may make something else of others, so these are the same in each run."""
+        return self.upstream if self.by_row else self.upstream.whole()
+
     def sent(self, source: Stage[Any]) -> Stage[Block]:
         upstream = self.upstream.sent(source)
         return replace(self.over(upstream), types=partial(from_text, as_text(self.schema)), parallel=self.parallel.sent)
 
     def begin(self, epoch: int) -> State:
-        return Rebatch(self.upstream).start(epoch)
+        return Rebatch(self._read).start(epoch)
 
     def calls(
         self, at: State, schema: Callable[[], pa.Schema | None]
     ) -> Generator[CallResult[Made | Fitted], None, None]:
         alone = replace(self, upstream=NOTHING, types=None)
-        return self.parallel.calls(alone.made, self.upstream, at, self.called_as, lambda: (schema(),))
+        return self.parallel.calls(alone.made, self._read, at, self.called_as, lambda: (schema(),), self._pace)
 
     def made(self, block: Block, schema: pa.Schema | None) -> Made | Fitted:
         given = self.call(block)
@@ -219,6 +250,11 @@ class SampleResults:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def slice(self, offset: int, length: int) -> SampleResults:
+        """Some of them."""
+        own = slice(offset, offset + length)
+        return SampleResults(self.samples[own], self.parents[own])
 
 
 @dataclass(frozen=True)

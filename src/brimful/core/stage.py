@@ -140,6 +140,15 @@ class Stage(ABC, Generic[T_co]):
         return any(one.endless for one in self.below)
 
     @property
+    def cut_by_time(self) -> bool:
+        """Whether the time that a user's function took may have a say in where its blocks end."""
+        return any(one.cut_by_time for one in self.below)
+
+    def whole(self) -> Stage[T_co]:
+        """The chain with blocks that no time cuts, the same in each run: for what goes by blocks."""
+        return self.over(*(one.whole() for one in self.below)) if self.cut_by_time else self
+
+    @property
     def draws(self) -> bool:
         """Whether it draws random numbers, keyed by its `place`."""
         return False

@@ -522,7 +522,7 @@ def _with_numbers(
 ) -> Collated:
     """The stage of batches, each with what `fn` gets; planned over the lengths of a column."""
     order = OrderSettings(False, False, None, 1, 0)
-    made = cast(Collated, batches_of(stage, False, planner, window, columns, order, form).stage)
+    made = cast(Collated, batches_of(stage, False, planner, window, columns, order, form, in_turn=False).stage)
     rules = made.rules
     if is_text:
         rules = replace(rules, explicit=tuple(one for one in rules.explicit if one != columns.length_column))

@@ -41,10 +41,10 @@ class Interleave(Typed):
     this mixture hold.
 
     State: [epoch, [rows or tokens served since the weights changed, its epoch, 1 if it has ended once and 2 more if it has passed
-    a turn on since, state before its block, rows of the block served, its checksums] of each, the types as text]. Once weights
-    have changed, also `since` (rows or tokens served up to there), `owed` (to each, then), `until` ([rows or tokens, weights] of
-    each of the weights that hold before those of this mixture, until so many are served), and `passed_on` (since then, by data
-    sets without a row).
+    a turn on since, state before its block, rows of the block served, the block's rows and their checksums] of each, the types as
+    text]. Once weights have changed, also `since` (rows or tokens served up to there), `owed` (to each, then), `until` ([rows or
+    tokens, weights] of each of the weights that hold before those of this mixture, until so many are served), and `passed_on`
+    (since then, by data sets without a row).
     """
 
     verb = "interleave_datasets"
@@ -65,7 +65,7 @@ class Interleave(Typed):
         return (all if self.stop == "first" else any)(one.endless for one in self.upstreams)
 
     def start(self, epoch: int) -> State:
-        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, []] for upstream in self.upstreams], ""]
+        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0, []] for upstream in self.upstreams], ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         epoch, states, text, *changed = at
@@ -286,7 +286,7 @@ class _Source:
     def begin_again(self) -> None:
         self.cursor.close()
         self.epoch += 1
-        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, [])
+        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, 0, [])
 
     def pass_on(self, time: float) -> int:
         """It has no row in this epoch: its turn goes to the others, the next of which is due at some time. How many it passes on.

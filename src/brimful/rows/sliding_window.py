@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.blocks.blocks import KEY, Block, check_replay, visible, with_origin
-from brimful.blocks.checksums import in_state
+from brimful.blocks.checksums import RowChecksums, in_state
 from brimful.blocks.ragged import EMPTY, array_of, concat, list_array
 from brimful.blocks.rechunk import HeldBlock, drop_front, held_checksums
-from brimful.blocks.resize import bytes_in, coalesced
-from brimful.core.errors import DataError, again, settle, where
+from brimful.blocks.resize import bytes_in, coalesced, read_again
+from brimful.core.errors import DataError, settle, where
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_streams
 
 
@@ -25,8 +25,8 @@ class SlidingWindow(Stage[Block]):
 
     A block gives the windows that end in it, in pieces of about 1 MB. Windows take `width` times the memory of the rows.
 
-    State: [upstream's state before the block in which the next window begins, rows of it before that window, blocks read
-    since, checksums of the rows held of these]. A resume reads those blocks again and checks them.
+    State: [upstream's state before the block in which the next window begins, rows of it before that window, rows read from that
+    state on, checksums of those that are held]. A resume reads those rows again, in whatever blocks they come, and checks them.
     """
 
     upstream: Stage[Block]
@@ -45,40 +45,41 @@ class SlidingWindow(Stage[Block]):
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, skip, replay, saved = at
         held: deque[HeldBlock] = deque()  # the rows from which windows are to come
+        found = RowChecksums()  # of those that are read again
         with closing(coalesced(self.upstream, before)) as items:
-            for block, after in again(items, replay):
-                if block.num_rows:
+            for block, after, old in read_again(items, replay, held):
+                done = min(skip, block.num_rows)
+                skip -= done
+                if block.num_rows > done:
                     rest = block.drop_columns([KEY]) if KEY in block.schema.names else block
-                    held.append(HeldBlock(before, block.num_rows, rest.slice(skip)))
-                    skip = 0
-                elif held:
-                    held[-1] = held[-1]._replace(blocks=held[-1].blocks + 1)
+                    held.append(HeldBlock(before, block.num_rows, rest.slice(done), block.num_rows))
+                    if old > done:
+                        found.add(rest.slice(done, old - done))
                 before = after
-                replayed, replay = replay, max(0, replay - 1)
+                replay -= old
+                if old and not replay:
+                    self._check(found, saved)
                 if replay:
                     continue
-                if replayed:
-                    self._check(held, saved)
-                counts = self._counts(block, sum(one.rest.num_rows for one in held) - block.num_rows)
-                rows = concat(one.rest for one in held) if counts else EMPTY
-                for number, count in enumerate(counts or [0] * (not replayed), 1):
-                    out, rows = self._windows(rows, count), rows.slice(count)
-                    drop_front(held, count)
-                    ended = after == END and number >= len(counts)
+                sizes = self._sizes(block, sum(one.rest.num_rows for one in held) + 1 - self.width)
+                rows = concat(one.rest for one in held) if sizes else EMPTY
+                for number, size in enumerate(sizes or [0] * (after == END or not 0 < old == block.num_rows), 1):
+                    out, rows = self._windows(rows, size), rows.slice(size)
+                    drop_front(held, size)
+                    ended = after == END and number >= len(sizes)
                     yield out, END if ended else self._state(held, after)
             if replay:
-                self._check(held, saved)
+                self._check(found, saved)
 
-    def _counts(self, block: Block, earlier: int) -> list[int]:
-        """How many windows each piece has. They begin in the `earlier` rows that are held, or in the block, and end in the
-        block. The length of a piece depends on the block alone, so that a resume after one of them cuts the same ones."""
-        if not block.num_rows:
+    def _sizes(self, block: Block, windows: int) -> list[int]:
+        """How many windows each piece has, of those that are complete with the block. It depends on the block alone, so that a
+        resume after one of them cuts the same ones."""
+        if windows < 1 or not block.num_rows:
             return []
         size = sum(map(bytes_in, visible(block).columns)) // block.num_rows
         step = min(BLOCK_ROWS, max(1, BLOCK_BYTES // (self.width * max(1, size))))
-        first = max(0, self.width - 1 - earlier)  # the row in which the next window ends
-        ends = [*range(first + step, block.num_rows, step), block.num_rows]
-        return np.diff([first, *ends]).tolist() if first < block.num_rows else []
+        sizes: list[int] = np.diff([*range(0, windows, step), windows]).tolist()
+        return sizes
 
     def _windows(self, rows: Block, count: int) -> Block:
         """The first `count` windows of some rows."""
@@ -110,9 +111,8 @@ class SlidingWindow(Stage[Block]):
     def _state(self, held: deque[HeldBlock], after: State) -> State:
         if not held:
             return [after, 0, 0, []]
-        first = held[0]
-        found, blocks = in_state(held_checksums(held).by_column()), sum(one.blocks for one in held)
-        return [first.before, first.num_rows - first.rest.num_rows, blocks, found]
+        first, read = held[0], sum(one.read for one in held)
+        return [first.before, first.num_rows - first.rest.num_rows, read, in_state(held_checksums(held).by_column())]
 
-    def _check(self, held: Iterable[HeldBlock], saved: list[int]) -> None:
-        check_replay(self.upstream, held_checksums(held).by_column(), saved, "the rows that were held")
+    def _check(self, found: RowChecksums, saved: list[int]) -> None:
+        check_replay(self.upstream, found.by_column(), saved, "the rows that were held")

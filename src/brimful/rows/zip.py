@@ -22,7 +22,7 @@ COUNTED: Final = 1_000_000
 class Zip(Stage[Block]):
     """Row i has the columns of row i of each; all must have equally many, which is known when the first of them ends.
 
-    State: [rows handed on, [state before its block, rows of the block taken, its checksums] of each].
+    State: [rows handed on, [state before its block, rows of the block taken, the block's rows and their checksums] of each].
     """
 
     verb = "zip_datasets"
@@ -34,7 +34,7 @@ class Zip(Stage[Block]):
             refuse_streams(upstream, "zip_datasets", "pairs")
 
     def start(self, epoch: int) -> State:
-        return [0, [[upstream.start(epoch), 0, []] for upstream in self.upstreams]]
+        return [0, [[upstream.start(epoch), 0, 0, []] for upstream in self.upstreams]]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         done, states = at
