@@ -982,8 +982,8 @@ MUTANTS = [
     Mutant(
         "where time ends blocks, new weights begin with a block",
         "rows/interleave.py",
-        "if left < ENDLESS:",
-        "if left < 0:",
+        "owners = owners[: _rows_of(owners, at_hand, left)]",
+        "",
         of("blocks/test_pace", "test_weights_change_at_a_row_wherever_blocks_end"),
     ),
     Mutant(
