@@ -846,6 +846,7 @@ def test_names_that_there_are_not_are_refused_before_they_do_nothing() -> None:
         ),
         (lambda data: data.batch(2, token_columns=["x", "x"]), ValueError, "token_columns names 'x' twice"),
         (lambda data: data.batch(2, buckets=5), TypeError, r"buckets takes lengths \(got 5\)"),
+        (lambda data: data.batch_by_tokens(9, buckets=b"3"), TypeError, r"buckets takes lengths \(got b'3'\)"),
         (lambda data: data.batch(2).prefetch(2**62), ValueError, "n must be at most 65,536"),
         (lambda data: data.tokenize(len, max_workers=10**9), ValueError, "max_workers must be at most 1,024"),
         (lambda data: data.select([3]), TypeError, r"select takes names of columns \(got 3\)"),
