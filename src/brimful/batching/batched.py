@@ -187,7 +187,7 @@ class Batched(Stage[Batch]):
             key = random.key(self.seed, here, window.epoch, window.number)
             plan = partial(self._planned, window, key, after, state == END)
             planned, order = tallied(plan)[0] if done else plan()  # what it left out was counted before
-            made = crc32(np.concatenate([planned.numbers, planned.bounds, order]))
+            made = crc32(np.concatenate([planned.numbers, planned.bounds, order]).data)
             if done and made != saved:
                 _other_plan(window, f"{self.label}({self.planned_by})")
             before, after = after, (after + len(order)) % self.balance_group

@@ -33,7 +33,7 @@ class Pad(Blockwise):
         for name, value in self.values.items():
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"values[{name!r}] of pad must be a number (got {value!r})")
-            if isinstance(value, Integral) and not -(2**63) <= value < 2**64:
+            if isinstance(value, Integral) and not -(2**63) <= int(value) < 2**64:
                 raise ValueError(f"values[{name!r}] of pad must fit into 64 bits (got {value!r:.80})")
 
     def apply(self, block: Block) -> Block:
