@@ -1515,8 +1515,8 @@ MUTANTS = [
     Mutant(
         "a model may count copies",
         "integrations/copies.py",
-        "if copies := int((~rows).sum()):",
-        "if copies := 0:",
+        "(copies := int((~rows).sum()))",
+        "(copies := 0)",
         of("integrations/test_copies", "test_a_loss_that_counts_copies_is_refused[0.5-by name-accelerate]"),
     ),
     # -- optimizer steps of several batches

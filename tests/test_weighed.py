@@ -109,11 +109,11 @@ def labels_in(batch: Any) -> Any:
 
 
 def check_labels(batch: Any, loop: Loop, pieces: Sequence[Piece], is_filler: bool) -> None:
-    """Integer labels of fillers and copies are -100, and all others are those of the rows."""
+    """Integers of fillers and copies are -100, unless lists of them count as one. All others are those of the rows."""
     labels = labels_in(batch)
     if labels is None or loop.pads_labels_with != NO_LABEL:
         return
-    if len(labels) and labels[0].dtype == torch.int64:
+    if len(labels) and labels[0].dtype == torch.int64 and not loop.counts_as_one:
         of_all = [row.reshape(-1).tolist() for row in labels]
         pieces = [] if is_filler else pieces
     else:
@@ -133,14 +133,13 @@ def loss_of(found: Found, loop: Loop, scale: torch.Tensor) -> torch.Tensor:
     labels = labels_in(found.batch)
     if isinstance(labels, list):
         rows = torch.stack([of_each(row).sum() for row in labels])
-        is_number = labels[0].dtype != torch.int64
     else:
-        rows, is_number = of_each(labels).reshape(len(labels), -1).sum(1), labels.dtype != torch.int64
+        rows = of_each(labels).reshape(len(labels), -1).sum(1)
     if found.is_filler and loop.fails_in_fillers:
         rows = rows * nan
     if loop.by_row:
         return rows * scale
-    if "sample_weights" in found.batch and is_number:
+    if "sample_weights" in found.batch:
         rows = rows * found.batch["sample_weights"]
     return rows.sum() * scale
 

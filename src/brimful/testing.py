@@ -295,7 +295,7 @@ def assert_isolated(model: Any, batch: Mapping[str, Any] | None = None, attn_imp
     Args:
         model: a module that takes the batch by the names of its forward, or as one argument, or its token ids as one
             argument. It must return tensors with a value for each token or for each sample. Other outputs are not
-            compared: a loss, or one value for a packed row of several samples.
+            compared: a loss, or one value for a packed row of several samples. So a leak in the loss alone is not seen.
         batch: a batch of `pack` or `batch`, or the form in which your step gives it to the model (such as
             `bf.attention.padding_free(batch)`). If it is packed, up to 8 samples of one row are tried, each with its
             first 24 tokens. None: random tokens, packed, and then padded if the model takes such a batch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -173,3 +174,18 @@ def test_a_static_shape_holds_no_longer_sample(word: Any) -> None:
     batches = data.batch(bf.StaticShapes([8, 16], 32), overlong=word)
     with pytest.raises(DataError, match=r"^a sample of 21 tokens \(sequence, row 1\) cannot fit .* 16"):
         list(batches)
+
+
+def test_a_policy_that_changes_the_lengths_it_is_given_is_an_error() -> None:
+    @dataclass(frozen=True)
+    class Sorts:
+        max_length = None
+
+        def plan(self, lengths: Any) -> bf.Plan:
+            lengths.sort()  # its plan would be of other samples
+            return bf.Plan.of(lengths, [[number] for number in range(len(lengths))])
+
+    with pytest.raises(ValueError, match="read-only"):
+        next(iter(bf.BatchSampler([3, 1, 2], Sorts())))
+    with pytest.raises(ValueError, match="read-only"):
+        next(iter(bf.from_sequence([[1], [2, 3]]).batch(Sorts(), pad_to_multiple_of=4)))

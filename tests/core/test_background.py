@@ -7,13 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import brimful as bf
 from brimful.core import background
-from brimful.core.background import Channel, Stopped, Workers, map_ahead, read_ahead
+from brimful.core.background import Channel, Stopped, Workers, awaited, map_ahead, read_ahead
+from brimful.sources.rotation import arrived
 from tests.shards import threads_left, write
 
 
@@ -246,3 +249,42 @@ while not futures[-1].running():
     pass
 slow = Slow()  # the last to go
 """)
+
+
+@pytest.mark.parametrize("kind", ["read", "generator", "functions"])
+def test_what_a_thread_begins_after_it_was_stopped_is_not_waited_for(kind: str) -> None:
+    """As a Ctrl-C comes while it is busy, and a read of a store that sends nothing begins only then."""
+    begun, go_on, never = threading.Event(), threading.Event(), Future[int]()
+
+    def wait(item: int = 0) -> int:
+        return awaited(never) + item
+
+    def inner() -> Generator[int, None, None]:
+        yield wait()
+
+    def items() -> Generator[Any, None, None]:
+        begun.set()
+        go_on.wait(60)
+        if kind == "generator":
+            yield from read_ahead(inner, 1, "inner")
+        with Workers(1, "inner") as workers:
+            if kind == "read":
+                yield arrived(workers.submit(wait), "shard", 600, "row 1")
+            yield from map_ahead(wait, iter([(1, None)]), workers, 1)
+
+    channel = Channel(items, 1, "outer")
+    begun.wait(60)
+    channel.stop()
+    go_on.set()
+    channel.threads[0].join(20)
+    assert threads_left() == []
+
+
+def test_a_result_that_a_thread_waits_for_too_long_is_a_timeout() -> None:
+    with Workers(1, "outer") as workers:
+        with pytest.raises(TimeoutError, match=r"^nothing came from shard a within 0\.15 seconds"):
+            workers.submit(arrived, Future[int](), "a", 0.15, "row 1").result(60)
+        done: Future[int] = Future()
+        done.set_exception(TimeoutError("of the store"))
+        with pytest.raises(TimeoutError, match="of the store"):
+            workers.submit(arrived, done, "a", 600, "row 1").result(60)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import deque
@@ -172,3 +173,33 @@ def test_a_rare_sample_is_waited_for() -> None:
     for data in (indexed().skip(1).stream(), streamed().skip(1)):
         seen: list[int] = []
         assert len(list(data.filter(seldom).take(4))) == 4, "600 epochs of 10 rows lie between two of them"
+
+
+@pytest.mark.parametrize("in_between", [dict, None], ids=["map", ""])
+def test_rows_that_are_counted_and_passed_over_are_no_empty_epochs(in_between: Any) -> None:
+    """One row an epoch: what counts on over epochs needs thousands of them."""
+    data = bf.from_iterable([{"x": 1}], repeat=True)
+    data = data if in_between is None else data.map(in_between)
+    assert len(list(data.skip(2_500).take(3))) == 3
+    assert len(list(data.stride(1_500, 1).take(2))) == 2
+    assert len(list(data.skip(1_200).stride(1_200, 7).batch(2).take(1))) == 1
+    with data.skip(1_500).iter() as it:
+        next(it)
+        state = json.loads(json.dumps(it.state_dict()))
+    assert len(list(islice(data.skip(1_500).iter(state), 3))) == 3
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        lambda: streamed().filter(none).skip(10**9),
+        lambda: streamed().filter(none).stride(10**9, 3),
+        lambda: streamed().skip(25).filter(none),
+        lambda: streamed().stride(7, 3).filter(none).batch(2),
+        lambda: streamed().skip(25).stride(3, 0).filter(none).shuffle(4),
+    ],
+    ids=[*"abcde"],
+)
+def test_what_is_counted_does_not_hide_empty_epochs(endless: Callable[[], Any]) -> None:
+    with pytest.raises(bf.DataError, match=r"^1,\d\d\d epochs of .* went by without a sample"):
+        next(endless().iter())

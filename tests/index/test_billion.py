@@ -74,7 +74,7 @@ def test_in_the_middle_of_a_billion_samples(way: str) -> None:
     it.close()
     window = state["position"][0]
     window[1], window[2] = 3_000, window[2] or 20_000  # far into the epoch
-    state = sealed(state["header"], [window, 0, 0])
+    state = sealed(state["header"], [window, 0, [], 0])
     it = batches.iter(state)
     taken = [next(it)["id"].tolist() for _ in range(3)]
     state = it.state_dict()

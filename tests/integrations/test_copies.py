@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,8 +29,8 @@ class Own(torch.nn.Module):
         return {"loss": (self.weight * input_ids).mean(), "logits": self.weight * input_ids.sum(1)}
 
 
-def loader(label: Any, rows: int = 7) -> Any:
-    data = bf.from_sequence([{"input_ids": [1, 2], "labels": label}] * rows)
+def loader(label: Any, rows: int = 7, more: dict[str, Any] | None = None) -> Any:
+    data = bf.from_sequence([{"input_ids": [1, 2], "labels": label, **(more or {})}] * rows)
     return data.batch(bf.StaticShapes([4], 16), window=10, shuffle_batches=False).loader()
 
 
@@ -97,3 +98,79 @@ def test_a_loss_that_counts_copies_is_refused(loop: str, call: str, label: Any) 
 )
 def test_a_loss_that_counts_no_copies_is_the_models_own(loop: str, call: str, label: Any) -> None:
     assert LOOPS[loop](label, CALLS[call]) == 2
+
+
+class Answers(Own):
+    def forward(self, input_ids: Any, labels: Any = None, **others: Any) -> Any:
+        return super().forward(input_ids, labels)
+
+
+@pytest.mark.parametrize("name", ["start_positions", "end_positions", "next_sentence_label", "mc_label"])
+@pytest.mark.parametrize("value", [1, -99, 0.5], ids=str)
+def test_labels_that_are_not_minus_100_in_copies_are_refused_whatever_their_name(name: str, value: Any) -> None:
+    model, batches = prepare(Accelerator(cpu=True), Answers(), loader(1, more={name: value}), isolation="off")
+    message = (
+        rf"^1 of the 4 rows of this batch are copies .*The loss of Answers counts them: its {name} are torch\.\w+, and"
+    )
+
+    def loop() -> None:
+        for batch in batches:
+            model(input_ids=batch["input_ids"], labels=batch["labels"], **{name: batch[name]})
+
+    with pytest.raises(ValueError, match=message):
+        loop()
+    for batch in batches:  # a call without it, or with the real rows alone
+        model(input_ids=batch["input_ids"], labels=batch["labels"], **{name: None})
+        real = batch["sample_weights"] > 0
+        model(input_ids=batch["input_ids"][real], labels=batch["labels"][real])
+
+
+def test_a_model_of_transformers_with_labels_of_other_names_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from brimful.integrations.transformers import trainer_class
+
+    sizes = {
+        "vocab_size": 30,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
+    model = transformers.BertForQuestionAnswering(transformers.BertConfig(**sizes))
+    args = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, disable_tqdm=True, max_steps=1)
+    rows = [{"input_ids": [5, 6, 7], "start_positions": number % 3, "end_positions": 2} for number in range(3)]
+    data = bf.from_sequence(rows).batch(bf.StaticShapes([4], 16))
+    trainer = trainer_class(transformers.Trainer)(model=model, args=args, train_dataset=data)
+    for run in (trainer.train, lambda: trainer.evaluate(data)):
+        with pytest.raises(
+            ValueError, match=r"of BertForQuestionAnswering counts them: its start_positions .*compute_loss_func"
+        ):
+            run()
+
+
+def test_integers_of_several_classes_keep_their_values_in_copies_and_are_refused() -> None:
+    rows = [{"input_ids": [1, 2, 3], "labels": [number % 2, 1, 0]} for number in range(3)]
+    batches = bf.from_sequence(rows).batch(bf.StaticShapes([4], 16), token_columns=[], shuffle_batches=False)
+    (batch,) = batches
+    assert batch["labels"].min() == 0, "-100 would be no class of a loss that takes each number for one"
+    model, prepared = prepare(Accelerator(cpu=True), Own(), batches.loader(), isolation="off")
+    (batch,) = prepared
+    with pytest.raises(ValueError, match=r"its labels are torch\.int64, and only integers, one a token or a sample"):
+        model(input_ids=batch["input_ids"], labels=batch["labels"])
+
+
+@pytest.mark.parametrize(
+    "columns", [{"labels": [1, 0]}, {"labels": [1, 0, 1], "tags_labels": [1]}], ids=["fixed", "lists"]
+)
+def test_fillers_keep_integers_of_several_classes_too(columns: dict[str, Any]) -> None:
+    rows = bf.from_sequence([{"input_ids": [1, 2, 3], **columns}]).batch(1, token_columns=[])
+    filler = next(iter(rows.shard(1, 2)))
+    assert filler["is_filler"]
+    assert all(filler[name].min() >= 0 for name in columns)
+
+
+def test_fillers_of_one_class_a_sample_and_of_tokens_ask_for_nothing() -> None:
+    rows = bf.from_sequence([{"input_ids": [1, 2], "labels": [1, 2], "kind_labels": 1}]).batch(1)
+    filler = next(iter(rows.shard(1, 2)))
+    assert filler["labels"].tolist() == [[-100, -100]]
+    assert filler["kind_labels"].tolist() == [-100]

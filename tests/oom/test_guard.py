@@ -604,6 +604,21 @@ def test_parts_of_labels_that_count_as_one_a_sample_give_the_token_mean_of_the_w
     assert weight.grad.item() == pytest.approx(sum(one for row in labels for one in row if one != -100) / 3)
 
 
+@pytest.mark.parametrize("labels", [[1.5, -100.0, 2.5], [[1.0], [-100.0], [-100.0]], [-100.0] * 3], ids=str)
+def test_a_fraction_of_minus_100_is_a_label_as_any_other(labels: Any) -> None:
+    weight, device = torch.ones((), dtype=torch.float64, requires_grad=True), SimulatedOOM(1)
+
+    def step(batch: dict[str, Tensor], scale: float) -> None:
+        values = device(batch["labels"].reshape(-1, 1)).double()
+        ((values * weight).mean() * scale).backward()  # type: ignore[no-untyped-call]
+
+    guard = oom_guard(step, parameters=[weight])
+    guard({"labels": torch.tensor(labels)})
+    assert guard.stats.parts == 3
+    assert weight.grad is not None
+    assert weight.grad.item() == pytest.approx(torch.tensor(labels).mean().item())
+
+
 def test_what_a_guard_takes_is_checked_when_it_is_made() -> None:
     step = by_tokens
     with pytest.raises(ValueError, match=r"weigh must be one of auto, tokens, .* \(got 'labels'\)"):

@@ -319,3 +319,16 @@ def test_what_cannot_plan_pairs_says_so(policy: Policy) -> None:
     message = f"{type(policy).__name__} takes one length a sample (got shape (1, 2)); TokenBudget takes two"
     with pytest.raises(ValueError, match=re.escape(message)):
         policy.plan([[1, 2]])
+
+
+@pytest.mark.parametrize(
+    "settings", [{"padded_lengths": [7.5]}, {"padded_lengths": [np.nan]}, {"padded_sizes": [2.5]}], ids=str
+)
+def test_a_plan_of_numbers_that_are_not_whole_is_refused(settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(ValueError, match=rf"^{name} must be whole numbers \(got \["):
+        Plan.of([3, 1], [[0, 1]], **settings)
+    for batches in ([[0, 1.5]], [["0", "1"]], [[True, False]]):
+        with pytest.raises(ValueError, match=r"^sample numbers must be whole numbers \(got \["):
+            Plan.of([3, 1], batches)
+    assert Plan.of([3, 1], [[1.0, 0.0]], padded_lengths=np.ceil([3.5])).padded_lengths.tolist() == [4]

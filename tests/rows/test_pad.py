@@ -65,3 +65,9 @@ def test_a_value_that_fractions_cannot_hold_is_refused() -> None:
 def test_a_value_that_the_column_cannot_hold_is_refused() -> None:
     with pytest.raises(bf.DataError, match=r"pad: column 'input_ids' holds int64, which cannot hold its value 2\.5"):
         list(tokens([1]).pad(8, {"input_ids": 2.5}))  # type: ignore[dict-item]
+
+
+def test_a_value_of_more_than_64_bits_is_refused_when_it_is_given() -> None:
+    for value in (10**30, -(10**30)):
+        with pytest.raises(ValueError, match=r"^values\['input_ids'\] of pad must fit into 64 bits"):
+            bf.from_iterable([{"input_ids": [1]}]).pad(8, {"input_ids": value})

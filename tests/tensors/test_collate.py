@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.batching.batch import Batch
+from brimful.core.own_keys import TAKEN
 from brimful.testing import assert_exact_resume
 
 Rows: TypeAlias = list[dict[str, Any]]
@@ -846,6 +847,7 @@ def test_names_that_there_are_not_are_refused_before_they_do_nothing() -> None:
         ),
         (lambda data: data.batch(2, token_columns=["x", "x"]), ValueError, "token_columns names 'x' twice"),
         (lambda data: data.batch(2, buckets=5), TypeError, r"buckets takes lengths \(got 5\)"),
+        (lambda data: data.batch_by_tokens(9, buckets=b"3"), TypeError, r"buckets takes lengths \(got b'3'\)"),
         (lambda data: data.batch(2).prefetch(2**62), ValueError, "n must be at most 65,536"),
         (lambda data: data.tokenize(len, max_workers=10**9), ValueError, "max_workers must be at most 1,024"),
         (lambda data: data.select([3]), TypeError, r"select takes names of columns \(got 3\)"),
@@ -861,7 +863,7 @@ def test_a_column_does_not_give_way_to_what_a_batch_has_beside_it() -> None:
     def made(name: str) -> bf.Dataset:
         return bf.from_sequence([{"input_ids": [1, 2], name: 7}] * 4)
 
-    for name in ("weight", "is_filler", "num_items_in_batch"):
+    for name in ("weight", "is_filler"):
         assert next(iter(made(name).batch(2)))[name].tolist() == [7, 7]
         with pytest.raises(bf.DataError, match=rf"^there is a column '{name}', .*; rename or drop it$"):
             next(iter(made(name).batch(2).shard(0, 1)))
@@ -976,3 +978,17 @@ def test_labels_that_a_function_makes_are_not_counted_as_those_of_the_samples() 
         4, collate_fn=partial(padded, trained_on=lambda place: place == 1)
     )  # nobody asked for the number
     assert int((few["labels"] != -100).sum()) == 4
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("data", [bf.from_sequence, bf.from_iterable])
+def test_a_column_that_a_loss_would_take_for_brimfuls_own_is_refused_by_each_layout(name: str, data: Any) -> None:
+    """Weights of the user's would be taken for those of copies by token_mean, and in another way by oom_guard."""
+    rows = data([{"input_ids": [1, 2], name: 1.0} for _ in range(3)])
+    for batches in (rows.batch(2), rows.batch(2, layout="nested"), rows.batch(2, layout="grouped"), rows.pack(8)):
+        with pytest.raises(bf.DataError, match=rf"^there is a column '{name}', .*; rename or drop it$"):
+            next(iter(batches))
+    for renamed in (rows.rename({name: "own"}), rows.drop(name)):
+        assert next(iter(renamed.batch(2)))["input_ids"].shape == (2, 2)
+    (batch,) = rows.batch(3, collate_fn=lambda samples: {"given": [sample[name] for sample in samples]})
+    assert batch == {"given": [1.0] * 3}, "a function of the user's gets all columns"

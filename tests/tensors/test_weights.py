@@ -448,6 +448,8 @@ def test_what_a_collate_fn_makes_of_one_label_a_sample_is_its_own() -> None:
         assert int(batch["num_items_in_batch"]) == 8
     for batch in data.batch(4, collate_fn=collate):
         assert int(batch["num_items_on_rank"]) == 4
+    for batches in (data.batch(4, collate_fn=collate), data.batch(4, collate_fn=collate).shard(0, 1)):
+        assert [float(bf.token_mean(torch.tensor(12.0), batch)) for batch in batches] == [3.0, 3.0], "12 over 4 samples"
 
 
 @pytest.mark.parametrize("data", [bf.from_sequence, bf.from_iterable])

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,11 @@ from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
 from brimful.blocks.inside import written
 from brimful.core import random
-from brimful.core.errors import TALLY, Counts, add_counts, count, settle, truth, where
+from brimful.core.errors import TALLY, Counts, StateError, add_counts, count, logger, settle, truth, where
 from brimful.core.errors import apart as counts_apart
 from brimful.core.once import once
 from brimful.core.repeat import Waiting
+from brimful.core.replay import ALLOWED
 from brimful.core.stage import END, Lane, Stage, State, described, place, running, runtime
 from brimful.plan.balancing import in_turns
 from brimful.plan.budget import SampleCost
@@ -82,6 +84,26 @@ def _counted_in_turn(
     add_counts(left_out)
 
 
+def _other_plan(window: PlanningWindow, by: str) -> None:
+    """Refuses to go on in a window whose plan is another one than that of which batches were handed on, unless other rows are
+    allowed.
+
+    Raises:
+        StateError: with what to do.
+    """
+    words = (
+        f"{by} makes other batches of window {window.number:,} than when the state was saved: those that were handed on "
+        "then would come again in part, and other samples never"
+    )
+    if ALLOWED.get() is None:
+        raise StateError(
+            f"{words}. A policy, or a function that plans (key, boundary_key, batch_size, a cost), is another one or is random. "
+            "Go on with the one that saved it, change it between two epochs, or start anew. allow={'functions'} needs the same "
+            "plan here"
+        )
+    logger.warning("%s. This run goes on, as allow={'rows'} says", words)
+
+
 @dataclass(frozen=True)
 class Batched(Stage[Batch]):
     """Each window's plan, batch by batch.
@@ -89,8 +111,9 @@ class Batched(Stage[Batch]):
     `shuffle_batches` is True for a random order, "stratified" for one of which every stretch covers short and long batches
     alike. `balance_group` > 1 keeps aligned groups of that many neighbours in cost together, so that the ranks of one step do
     equal work; of streams, which ranks share out, a stratified order has neighbours of so many streams. Where `balance_cost` says
-    what a sample costs, the groups are aligned in the whole epoch. State: see `parts_of_windows`, in batches; with a
-    `balance_cost` also the batches before the window, modulo `balance_group`.
+    what a sample costs, the groups are aligned in the whole epoch. State: see `parts_of_windows`, in batches; a checksum of the
+    window's plan, where some of its batches were handed on; with a `balance_cost` also the batches before the window, modulo
+    `balance_group`.
     """
 
     verb = ""
@@ -156,7 +179,7 @@ class Batched(Stage[Batch]):
         return None if windows is None else replace(self, upstream=windows)
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, [], *([] if self.balance_cost is None else [0])]
+        return [self.upstream.start(epoch), 0, [], 0, *([] if self.balance_cost is None else [0])]
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         def batches(plan: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
@@ -170,15 +193,23 @@ class Batched(Stage[Batch]):
     def parts(
         self, at: State, parts: Callable[[PlannedBatches, NDArray[np.int64], int], Iterator[tuple[T, int]]]
     ) -> Generator[tuple[T, State], None, None]:
-        """The parts that `parts` makes of the batches of each window and their order; see `parts_of_windows`."""
+        """The parts that `parts` makes of the batches of each window and their order; see `parts_of_windows`.
+
+        Raises:
+            StateError: the window that is read again is made into other batches, of which some would be lost.
+        """
         here = place(self)
         waiting = Waiting(self, at[0])
-        before = after = at[3] if self.balance_cost is not None else 0
+        made, saved = 0, at[3]
+        before = after = at[4] if self.balance_cost is not None else 0
 
         def of_window(window: PlanningWindow, done: int, state: State) -> Iterator[tuple[T, int]]:
-            nonlocal before, after
+            nonlocal before, after, made
             key = random.key(self.seed, here, window.epoch, window.number)
             (planned, order), left_out = counts_apart(self._planned, window, key, after, state == END)
+            made = crc32(np.concatenate([planned.numbers, planned.bounds, order]).data)
+            if done and made != saved:
+                _other_plan(window, f"{self.label}({self.planned_by})")
             before, after = after, (after + len(order)) % self.balance_group
             waiting.got(len(order), state)
             if window.turn is not None:
@@ -189,10 +220,11 @@ class Batched(Stage[Batch]):
 
         with closing(parts_of_windows(self.upstream, at[:3], of_window)) as found:
             for part, state in found:
-                if self.balance_cost is None or state == END:
+                if state == END:
                     yield part, state
                 else:
-                    yield part, [*state, before if state[1] else after]
+                    turns = [] if self.balance_cost is None else [before if state[1] else after]
+                    yield part, [*state, made if state[1] else 0, *turns]
 
     def _planned(
         self, window: PlanningWindow, key: int, before: int, last: bool

@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from contextlib import closing, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet, finalize, ref
@@ -186,20 +187,21 @@ def _consumes() -> bool:
     return STOPPING.get() == ()
 
 
-def awaited(future: Future[R]) -> R:
+def awaited(future: Future[R], timeout: float | None = None) -> R:
     """The result of what goes on elsewhere; a thread that waits for it ends soon after nobody wants any more what it does.
 
     Raises:
         Stopped: nobody does.
+        TimeoutError: it has not ended in `timeout` seconds.
     """
     if _consumes():
-        return future.result()  # which a Ctrl-C ends
-    stopping = STOPPING.get()
+        return future.result(timeout)  # which a Ctrl-C ends
+    stopping, until = STOPPING.get(), inf if timeout is None else time.monotonic() + timeout
     while not stopping:
         with suppress(TimeoutError):
-            return future.result(LOOK_SECONDS)
-        if future.done():  # with a TimeoutError of its own
-            return future.result()
+            return future.result(max(0.0, min(LOOK_SECONDS, until - time.monotonic())))
+        if future.done() or time.monotonic() >= until:  # with a TimeoutError of its own, or ours
+            return future.result(0)
     raise Stopped
 
 
@@ -431,7 +433,7 @@ def map_ahead(
 def _settled(pending: tuple[Future[R], Any, Counts]) -> tuple[R, Any]:
     future, state, counts = pending
     add_counts(counts)
-    return future.result(), state
+    return awaited(future), state
 
 
 # -- generators in threads ---------------------------------------------------------------------------------------------
@@ -488,14 +490,16 @@ class Channel(Generic[T]):
 
     def _next(self, check: Callable[[float], None] | None) -> tuple[T, Counts] | None:
         check_process(self._process)
-        if check is None:
+        if check is None and _consumes():
             return self._made.get()
-        began = time.monotonic()
-        while True:
+        began, stopping = time.monotonic(), STOPPING.get()
+        while not stopping:  # else this one has perhaps begun too late to be stopped with all that ran
             try:
-                return self._made.get(timeout=1.0)
+                return self._made.get(timeout=LOOK_SECONDS if check is None else 1.0)
             except Empty:
-                check(time.monotonic() - began)
+                if check is not None:
+                    check(time.monotonic() - began)
+        raise Stopped
 
     def close(self) -> None:
         """Has the thread close the generator, and waits for it."""

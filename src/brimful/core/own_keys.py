@@ -18,6 +18,8 @@ OF_STEPS: Final = (NUM_ITEMS[1], "ends_step")
 """What a batch of an optimizer step of several has beside these."""
 OWN_KEYS: Final = (*OF_RANKS, *OF_STEPS, WEIGHTS, "lengths")
 """All keys of a batch that brimful makes, and no model takes."""
+TAKEN: Final = (*NUM_ITEMS, OF_STEPS[1], WEIGHTS)
+"""Those that whoever computes a loss takes for brimful's, whoever made them."""
 
 
 class RankWeight(float):

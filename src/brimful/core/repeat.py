@@ -85,6 +85,20 @@ def epoch_of(state: State) -> int | None:
     return state["epoch"] if isinstance(state, dict) and state.keys() == {"epoch", "rows"} else None
 
 
+def passing(state: State) -> State:
+    """The state of a stage that passes over rows which it counts: `epoch_of` does not look into it. It waits for rows itself.
+
+    >>> epoch_of(passing([reached(7, [2, 3]), 5])), passed(passing([7, 5])), passed([7, 5])
+    (None, [7, 5], [7, 5])
+    """
+    return state if isinstance(state, str) else {"passing": state}
+
+
+def passed(state: State) -> State:
+    """The state that `passing` was given, or another one."""
+    return state["passing"] if isinstance(state, dict) else state
+
+
 class Waiting:
     """Somebody who waits for rows of a stage: after 2 epochs without one there is a warning, after 1,000 an error.
 

@@ -57,7 +57,7 @@ def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -
     Raises:
         ValueError: there are several processes, and batches are not sharded: use `batches.shard()`. Or gradients
             accumulate over another number of batches than `micro_batches`. Or a loader has static_buffers. (At a call of a
-            model) its own loss would count copies up to a static shape, as the labels are no integers.
+            model) its own loss would count copies up to a static shape, whose labels are not all -100.
         TypeError: a DataLoader is wrapped around a loader.
     Price: less than a second at the first packed batch. One more batch is held, as in Accelerate's own loaders, and a
         state is taken with each batch.

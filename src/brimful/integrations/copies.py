@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from brimful.blocks.ragged import loss_labels
+from brimful.blocks.ragged import NOT_TRAINED_ON
 from brimful.core.own_keys import WEIGHTS, rows_that_count
 from brimful.isolation.call import unwrapped
 from brimful.isolation.guard import by_name
@@ -41,27 +41,50 @@ class CopiesGuard:
         if torch.compiler.is_compiling() or isinstance(self._rows, bool):
             return
         inputs = by_name(model, args, kwargs)
-        name = loss_labels([name for name, one in inputs.items() if one is not None])
-        if name is not None:
-            refuse_copies(type(unwrapped(model)).__name__, inputs[name], self._rows, WEIGHTS in inputs)
+        if _labels_in(inputs):
+            refuse_copies(type(unwrapped(model)).__name__, inputs, self._rows)
 
 
-def refuse_copies(model: str, labels: torch.Tensor | None, rows: torch.Tensor | bool, is_weighed: bool) -> None:
+def refuse_copies(model: str, inputs: Mapping[str, Any], rows: torch.Tensor | bool, names: Sequence[str] = ()) -> None:
     """Refuses a batch with copies up to a static shape where a model computes a loss of its own, in which these count.
 
     Args:
-        labels: those that the model is given; of integers those of copies are -100.
+        inputs: what the model is given: with `sample_weights` it may weigh rows itself.
         rows: which rows count.
-        is_weighed: the model is given `sample_weights`.
+        names: of inputs that are labels, besides those whose names say it. Copies must be -100 in all labels.
     Raises:
         ValueError: naming how many copies there are.
     """
-    if is_weighed or isinstance(rows, bool) or (isinstance(labels, torch.Tensor) and are_classes(labels)):
+    if isinstance(rows, bool) or WEIGHTS in inputs or not (copies := int((~rows).sum())):
         return
-    if copies := int((~rows).sum()):
-        kind = "there are no labels" if labels is None else f"its labels are {getattr(labels, 'dtype', type(labels))}"
-        raise ValueError(
-            f"{copies:,} of the {len(rows):,} rows of this batch are copies up to its static shape. The loss of {model} counts "
-            f"them: {kind}, and only integers are -100 in copies. Give Trainer a compute_loss_func, which gets the other rows "
-            "alone. In your own loop, compute the loss of each row outside of the model, and give these to bf.token_mean"
-        )
+    labels = {
+        name: inputs[name] for name in dict.fromkeys((*_labels_in(inputs), *names)) if inputs.get(name) is not None
+    }
+    counted = next((name for name, one in labels.items() if not _left_out(one, ~rows)), None)
+    if labels and counted is None:
+        return
+    kind = "there are no labels"
+    if counted is not None:
+        kind = f"its {counted} are {getattr(labels[counted], 'dtype', type(labels[counted]))}"
+    raise ValueError(
+        f"{copies:,} of the {len(rows):,} rows of this batch are copies up to its static shape. The loss of {model} counts "
+        f"them: {kind}, and only integers, one a token or a sample, of labels or *_labels are -100 in copies. Give Trainer a "
+        "compute_loss_func, which gets the other rows alone. In your own loop, compute the loss of each row outside of the "
+        "model, and give these to bf.token_mean"
+    )
+
+
+def _labels_in(inputs: Mapping[str, Any]) -> list[str]:
+    """The inputs of a call that a loss is taken over, by the names that models of transformers have for them."""
+    return [
+        name
+        for name, one in inputs.items()
+        if one is not None and ("label" in name or name in ("start_positions", "end_positions"))
+    ]
+
+
+def _left_out(labels: Any, copies: torch.Tensor) -> bool:
+    """Whether labels are integers, and -100 in copies. A user may have left out the rows of copies."""
+    if not isinstance(labels, torch.Tensor) or not are_classes(labels):
+        return False
+    return len(labels) != len(copies) or bool((labels[copies.to(labels.device)] == NOT_TRAINED_ON).all())

@@ -88,7 +88,7 @@ def as_buckets(buckets: Sequence[int], max_tokens: int = MOST, multiple_of: int 
     Raises:
         ValueError: none, below 1 token, over the budget, or not a multiple.
     """
-    if not isinstance(buckets, Iterable):
+    if not isinstance(buckets, Iterable) or isinstance(buckets, str | bytes | bytearray):
         raise TypeError(f"buckets takes lengths (got {buckets!r}); bf.optimal_buckets finds the best ones")
     ascending = tuple(sorted({integer("buckets", bucket, 1, "token") for bucket in buckets}))
     if not ascending:

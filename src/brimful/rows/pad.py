@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ class Pad(Blockwise):
         for name, value in self.values.items():
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"values[{name!r}] of pad must be a number (got {value!r})")
+            if isinstance(value, Integral) and not -(2**63) <= int(value) < 2**64:
+                raise ValueError(f"values[{name!r}] of pad must fit into 64 bits (got {value!r:.80})")
 
     def apply(self, block: Block) -> Block:
         masked = MASK in self.values or block.schema.get_field_index(MASK) >= 0

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 from brimful.blocks.blocks import Block
 from brimful.core.errors import settle
-from brimful.core.stage import END, Stage, State, refuse_streams, running
+from brimful.core.repeat import awaited, passed, passing
+from brimful.core.stage import END, Stage, State, refuse_streams
 
 
 @dataclass(frozen=True)
 class Skip(Stage[Block]):
-    """The rows after the first `n`, which are read and left out. State: [upstream's state, rows still to skip]."""
+    """The rows after the first `n`, which are read and left out.
+
+    State: [upstream's state, rows still to skip]. Until the first row comes out, it is kept from those who count the epochs that
+    repeating data have come to (`passing`): these go by, and are no empty ones.
+    """
 
     carries = False
 
@@ -24,12 +29,13 @@ class Skip(Stage[Block]):
         settle(self, "n", 0, "samples")
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), self.n]
+        return passing([self.upstream.start(epoch), self.n])
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        before, left = at
-        with running(self.upstream, before) as items:
+        before, left = passed(at)
+        with awaited(self.upstream, before) as items:
             for block, after in items:
                 rest = block.slice(left)
                 left -= block.num_rows - rest.num_rows
-                yield rest, END if after == END else [after, left]
+                state = END if after == END else [after, left]
+                yield rest, passing(state) if left else state

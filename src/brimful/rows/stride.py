@@ -10,12 +10,17 @@ import numpy as np
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import array_of
 from brimful.core.errors import integer
-from brimful.core.stage import END, Stage, State, refuse_streams, running
+from brimful.core.repeat import awaited, passed, passing
+from brimful.core.stage import END, Stage, State, refuse_streams
 
 
 @dataclass(frozen=True)
 class Stride(Stage[Block]):
-    """Row i where i mod `interval` == `offset`. State: [upstream's state, i of the next row mod `interval`]."""
+    """Row i where i mod `interval` == `offset`.
+
+    State: [upstream's state, i of the next row mod `interval`]. After blocks of which no row is kept, it is kept from those who
+    count the epochs that repeating data have come to (`passing`): these go by, and are no empty ones.
+    """
 
     carries = False
 
@@ -30,15 +35,16 @@ class Stride(Stage[Block]):
         object.__setattr__(self, "offset", offset)
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0]
+        return passing([self.upstream.start(epoch), 0])
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        before, phase = at
-        with running(self.upstream, before) as items:
+        before, phase = passed(at)
+        with awaited(self.upstream, before) as items:
             for block, after in items:
                 rows = np.arange((self.offset - phase) % self.interval, block.num_rows, self.interval)
                 phase = (phase + block.num_rows) % self.interval
-                yield block.take(array_of(rows)) if block.num_rows else block, END if after == END else [after, phase]
+                state = END if after == END else [after, phase]
+                yield block.take(array_of(rows)) if block.num_rows else block, state if len(rows) else passing(state)
 
 
 def checked(interval: int, offset: int) -> tuple[int, int]:

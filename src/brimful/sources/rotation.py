@@ -12,7 +12,7 @@ import numpy as np
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import EMPTY, array_of, concat, offsets_of, runs
-from brimful.core.background import Workers
+from brimful.core.background import Workers, awaited
 from brimful.core.errors import Counts, add_counts, apart, count
 from brimful.sources.format import PlacedRows, Position
 
@@ -200,7 +200,7 @@ def arrived(future: Future[T], url: str, timeout: float, place: str) -> T:
         TimeoutError: it gave nothing in time; with the shard's name.
     """
     try:
-        return future.result(timeout)
+        return awaited(future, timeout)
     except TimeoutError:
         if future.done():  # the store's own
             raise

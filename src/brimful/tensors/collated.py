@@ -18,7 +18,7 @@ from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, loss_labels
 from brimful.blocks.texts import schema_without, why_missing
 from brimful.core.ahead import then
 from brimful.core.errors import TALLY, DataError, Tally, counted, warn_once, where
-from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, OF_STEPS
+from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, TAKEN
 from brimful.core.stage import Stage, State, described, running, runtime
 from brimful.core.stats import Made
 from brimful.tensors.layouts import SIGNED, Collating, ColumnRules, Layout, refuse_taken
@@ -84,8 +84,8 @@ class Collated(Stage[Any]):
                         if batch.plan.static and batch.plan.pieces is None:
                             lists = [one for one in columns.all if isinstance(one, ListColumn)]
                             _say_varying([one.name for one in lists if one.follows is None])
-                        if batch.weight is not None and as_tensors:
-                            made = OF_RANKS if batch.ends_step is None else (*OF_RANKS, *OF_STEPS)
+                        if as_tensors:
+                            made = TAKEN if batch.weight is None else (*OF_RANKS, *TAKEN)
                             refuse_taken(made, [column.name for column in columns.all])
                     places = columns.unlabelled(batch)
                     if not len(places):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch
-from brimful.batching.labels import LossLabels, labels_of
+from brimful.batching.labels import TOKENS, LossLabels, labels_of
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, with_origin
 from brimful.blocks.ragged import (
@@ -292,7 +292,7 @@ class WindowColumns:
         """Rows that ask for no label: -100 wherever labels are classes; anything else has its weight to go by."""
         for name in [name for name in out if isinstance(name, str) and is_labels(name)]:
             labels = out[name]
-            if not isinstance(labels, Unpadded | torch.Tensor):
+            if not isinstance(labels, Unpadded | torch.Tensor) or self._has_several(name, labels):
                 continue
             if labels.dtype.is_floating_point or not labels.dtype.is_signed:
                 continue
@@ -300,6 +300,13 @@ class WindowColumns:
                 out[name] = labels.without(rows)
             else:
                 (labels.values() if labels.is_nested else labels)[rows] = int(self.fill(name))
+
+    def _has_several(self, name: str, labels: Unpadded | torch.Tensor) -> bool:
+        """Whether labels have several numbers that count as one a sample, such as a truth value for each of many classes."""
+        own = next((one for one in self.all if one.name == name), None)
+        if own is None or TOKENS not in self.rules.length_columns or getattr(own, "follows", None) is not None:
+            return False
+        return isinstance(labels, Unpadded) or labels.dim() > 1
 
 
 def columns_of(window: PlanningWindow, rules: ColumnRules, as_tensors: bool = True) -> WindowColumns:

@@ -40,7 +40,7 @@ def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
       and never NaN. If a base overrides compute_loss, or there is a compute_loss_func, it gets num_items_in_batch as in
       Trainer. If it ignores that and returns means, set loss_is_scaled_for_ga = False, as Trainer asks. Override
       compute_loss in the base. A class made from the result must call super() in its overrides.
-    - Copies up to a static shape count for nothing. If labels are no integers, the model's own loss would count them.
+    - Copies up to a static shape count for nothing. If not all labels are -100 in them, the model's own loss counts them.
       Then it is an error: give a compute_loss_func, which gets the outputs and labels of the other rows alone.
     - Evaluations also weigh the loss by labels, and count no filler and no copy. Predictions and label_ids are of real
       rows alone. They come in the order of the batches, not of the data. They are padded with -100 if lengths differ.

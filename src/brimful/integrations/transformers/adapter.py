@@ -18,7 +18,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from brimful.async_loader import has_static_buffers, innermost
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
-from brimful.core.own_keys import WEIGHTS
 from brimful.core.states import merge_states
 from brimful.integrations.copies import refuse_copies
 from brimful.integrations.guard import refuse_static_buffers, told_to_all
@@ -39,7 +38,7 @@ from brimful.integrations.transformers.data import (
     loader_of,
     refuse_samples,
 )
-from brimful.integrations.transformers.loss import Evaluation, loss_labels_of, num_labels_of, real_rows, shares
+from brimful.integrations.transformers.loss import Evaluation, num_labels_of, real_rows, shares
 from brimful.isolation.call import FROM_PACKED, base_model
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
@@ -240,8 +239,7 @@ class Adapter:
         """
         trainer, rows, given = self.trainer, self._rows, self.trainer.compute_loss_func
         if given is None:
-            labels = loss_labels_of(inputs, trainer.label_names, False)
-            refuse_copies(type(base_model(trainer.model)).__name__, labels, rows, WEIGHTS in inputs)
+            refuse_copies(type(base_model(trainer.model)).__name__, inputs, rows, trainer.label_names)
         elif isinstance(rows, torch.Tensor):
             trainer.compute_loss_func = lambda outputs, labels, *args, **kwargs: given(
                 real_rows(outputs, rows), real_rows(labels, rows), *args, **kwargs
