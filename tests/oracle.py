@@ -386,9 +386,10 @@ def is_numbers(value: Any) -> bool:
     return isinstance(value, list) and not any(isinstance(one, list | str) for one in value)
 
 
-def without_labels(row: Row) -> Row:
-    """What stands in for a row that is missing: nothing of it is trained on."""
-    return {name: [NO_LABEL] * len(value) if is_labels(name) else value for name, value in row.items()}
+def without_labels(row: Row, *, by_token: bool = False) -> Row:
+    """What stands in for a row that is missing: nothing of it is trained on. `by_token`: lists of other lengths stay."""
+    gone = [name for name in row if is_labels(name) and (name in TOKEN_COLUMNS or not by_token)]
+    return row | {name: [NO_LABEL] * len(row[name]) for name in gone}
 
 
 def widened(values: Sequence[Any], width: int, fill: Any, left: bool) -> list[Any]:
@@ -413,10 +414,10 @@ def padded(rows: Sequence[Row], said: Batching, lists: Sequence[str], width: int
 
 
 def static(rows: Sequence[Row], said: Batching, lists: Sequence[str]) -> dict[str, Any]:
-    """A padded batch that copies of its first row fill up, which weigh nothing and have no labels."""
+    """A padded batch that copies of its first row fill up, which weigh nothing and have no labels of tokens."""
     full = said.size // said.share // said.width(rows)
     missing = max(0, full - len(rows))
-    batch = padded([*rows, *[without_labels(rows[0])] * missing], said, lists)
+    batch = padded([*rows, *[without_labels(rows[0], by_token=True)] * missing], said, lists)
     return batch | {"sample_weights": [1.0] * len(rows) + [0.0] * missing}
 
 

@@ -109,11 +109,11 @@ def labels_in(batch: Any) -> Any:
 
 
 def check_labels(batch: Any, loop: Loop, pieces: Sequence[Piece], is_filler: bool) -> None:
-    """Integers of fillers and copies are -100, unless lists of them count as one. All others are those of the rows."""
+    """Integers of fillers are -100, and of copies unless lists of them count as one. All others are those of the rows."""
     labels = labels_in(batch)
     if labels is None or loop.pads_labels_with != NO_LABEL:
         return
-    if len(labels) and labels[0].dtype == torch.int64 and not loop.counts_as_one:
+    if len(labels) and labels[0].dtype == torch.int64 and (is_filler or not loop.counts_as_one):
         of_all = [row.reshape(-1).tolist() for row in labels]
         pieces = [] if is_filler else pieces
     else:

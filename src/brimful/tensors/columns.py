@@ -288,11 +288,12 @@ class WindowColumns:
         found: IntArray = places[counts == 0]
         return found
 
-    def unlabel(self, out: MutableMapping[str, Any], rows: slice) -> None:
-        """Rows that ask for no label: -100 wherever labels are classes; anything else has its weight to go by."""
+    def unlabel(self, out: MutableMapping[str, Any], rows: slice, *, copies: bool = False) -> None:
+        """Rows that ask for no label: -100 wherever labels are classes; anything else has its weight to go by. So have copies
+        beside other rows whose labels are several numbers: a loss may take each for a truth value."""
         for name in [name for name in out if isinstance(name, str) and is_labels(name)]:
             labels = out[name]
-            if not isinstance(labels, Unpadded | torch.Tensor) or self._has_several(name, labels):
+            if not isinstance(labels, Unpadded | torch.Tensor) or (copies and self._has_several(name, labels)):
                 continue
             if labels.dtype.is_floating_point or not labels.dtype.is_signed:
                 continue

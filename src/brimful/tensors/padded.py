@@ -68,7 +68,7 @@ def padded(
         out["sample_weights"][real:] = 0
         if batch.plan.left_out is not None:
             out["sample_weights"][torch.from_numpy(batch.plan.left_out[batch.span])] = 0
-        columns.unlabel(out, slice(real, None))
+        columns.unlabel(out, slice(real, None), copies=True)
     return out
 
 
