@@ -65,7 +65,7 @@ def rendered(template: ChatTemplate, messages: list[Any], tools: Any, train_on: 
             "such rows out (on_error='skip')"
         )
     if template.marks:
-        found = template.turns(messages, tools, own, all_marks=train_on == "assistant" and own == spoken)
+        found = template.turns(messages, tools, own, without=off if train_on == "assistant" else None)
         if not any(begin < end for begin, end in found.spans):
             raise DataError(
                 f"the chat template marks nothing by {{% generation %}} in {len(own)} turns of the assistant"
