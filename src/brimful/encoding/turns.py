@@ -23,6 +23,7 @@ Otherwise the conversation is refused.
 - The end is the last special token, if only white space follows it. White space after it is the template's.
 - A turn without such an end is ended by the special token that follows it, which trains. If the text ends there, `end_token` is
   appended. Whether turns of a template end so is found once, in a short conversation: a token of a call's end may be special.
+  Where they do not, the mark that opens the assistant's next turn ends none.
 - A think block that holds nothing is left out, unless the content has it: the template supplies it.
 - BOS ends no turn, unless it is EOS, too: a template may write it before each question.
 
@@ -352,8 +353,11 @@ class ChatTemplate:
                 plain, asked = (self.render(some, tools, prompted) for prompted in (False, True))
             except Exception:
                 continue
-            after = asked.text[asked.tail :]
-            return _Prompt(_Header.of(_added(plain, asked)), _Header.of(after), self._runs_on(plain))
+            header, after = _added(plain, asked), asked.text[asked.tail :]
+            question = some[-1]["content"]
+            if isinstance(question, str):  # a prompt may write it
+                header, after = (one.rpartition(question)[2] for one in (header, after))
+            return _Prompt(_Header.of(header), _Header.of(after), self._runs_on(plain))
         return _Prompt(_Header.of(""), _Header.of(""), None)
 
     def _runs_on(self, plain: Traced) -> bool | None:
@@ -479,10 +483,13 @@ class ChatTemplate:
             self._say_twice(text, max(last, begin), end, token)
         else:
             following = _black(text, end)
-            if mark := self.special.at(text, following):
+            mark = self.special.at(text, following)
+            if mark and self.prompt.runs_on is False and self.prompt.header.text.lstrip().startswith(mark):
+                mark = ""  # turns have an end of their own, and this one has none: it opens the next
+            if mark:
                 end = following + len(mark)
-            else:
-                open_ = following == len(text) and self._end_token not in (None, token)
+            elif following == len(text):
+                open_ = self._end_token not in (None, token)
         if len(parts) == 1:
             spans = [(begin, end)]
         else:
