@@ -346,9 +346,9 @@ class ChatTemplate:
 
     @once
     def prompt(self) -> _Prompt:
-        """What asks for an answer, by two renderings of a short conversation. A template may refuse a longer one."""
+        """What asks for an answer, by two renderings of a short conversation. A template may refuse a longer one, or an odd."""
         talk = self.fitted(_talk(_QUESTION, _ANSWER, _MORE))
-        for some, tools in product((talk, talk[:1]), (None, [_TOOL])):
+        for some, tools in product((talk, talk[:1], talk[:2]), (None, [_TOOL])):
             try:
                 plain, asked = (self.render(some, tools, prompted) for prompted in (False, True))
             except Exception:
@@ -357,7 +357,7 @@ class ChatTemplate:
             question = some[-1]["content"]
             if isinstance(question, str):  # a prompt may write it
                 header, after = (one.rpartition(question)[2] for one in (header, after))
-            return _Prompt(_Header.of(header), _Header.of(after), self._runs_on(plain))
+            return _Prompt(_Header.of(header), _Header.of(after), None if len(some) == 2 else self._runs_on(plain))
         return _Prompt(_Header.of(""), _Header.of(""), None)
 
     def _runs_on(self, plain: Traced) -> bool | None:
@@ -399,20 +399,13 @@ class ChatTemplate:
 
     def shape(self, messages: list[Any], tools: Any) -> _Shape:
         """What the template does with messages of these kinds, by one rendering with strings around their contents."""
-        kinds = hash(
-            (
-                tools is None,
-                *(
-                    (_kind(one.get("content")), *map(_kind, one.get("tool_calls") or ()), one["role"], *one)
-                    for one in messages
-                ),
-            )
-        )
-        if kinds not in self._shapes:
+        kinds = hash((tools is None, *map(_kinds, messages)))
+        found = self._shapes.get(kinds)
+        if found is None:
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
-            self._shapes[kinds] = self._shape(messages, tools)
-        return self._shapes[kinds]
+            found = self._shapes[kinds] = self._shape(messages, tools)
+        return found
 
     @once
     def _shapes(self) -> dict[int, _Shape]:
@@ -433,25 +426,33 @@ class ChatTemplate:
                 if names:
                     heads[number] = text[spans[0][0] : names[0].start()].rstrip()
         untold.update(int(name) for name, times in written.items() if own[name] < times)
+        if any(not _core(message) and number not in found.visits for number, message in enumerate(messages)):
+            untold.update(range(len(messages)))  # an empty one may stand in any iteration
         marked = [{int(name) for name, _ in _STRING.findall(text, *span)} for span, _ in found.marked]
         return _Shape(untold, heads, marked)
 
     @once
     def tails(self) -> dict[str, str]:
-        """What follows a content in its turn, by roles: of the assistant's as much as stands there before a question and last."""
-        talk = [_quoted(one, number) for number, one in enumerate(self.fitted(_talk(_QUESTION, _ANSWER, _MORE)))]
+        """What follows a content in its turn, by roles, as far as it is known: of the assistant's as much as stands there before
+        a question, and last."""
+        talk = [
+            _quoted(one, number) for number, one in enumerate(self.fitted(_talk(_QUESTION, _ANSWER, _MORE, _ANSWER)))
+        ]
         try:
-            more, last = (self.plain(some, None) for some in (talk, talk[:2]))
+            more, less = (self.plain(some, None) for some in (talk, talk[:2]))
         except Exception:
             return {}
         asked, answered = (
-            more.rpartition(f"{_FIRST}{number}{_CLOSE}")[2].partition(f"{_FIRST}{number + 1}{_OPEN}")[0]
-            for number in (0, 1)
+            re.findall(f"{_FIRST}{one}{_CLOSE}([^{_FIRST}]*){_FIRST}{one + 1}{_OPEN}", more) for one in (0, 1)
         )
-        both = zip(_PIECE.findall(answered), _PIECE.findall(last.rpartition(f"{_FIRST}1{_CLOSE}")[2]))
-        tail = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], both))
-        header = self.header_in(asked, 0, len(asked))
-        return {"assistant": tail} | ({"user": asked[: header[0]]} if header else {})
+        last = re.findall(f"{_FIRST}1{_CLOSE}([^{_FIRST}]*)$", less)
+        made = {}
+        if answered and last:
+            both = zip(_PIECE.findall(answered[-1]), _PIECE.findall(last[0]))
+            made["assistant"] = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        if asked and (header := self.header_in(asked[-1], 0, len(asked[-1]))):
+            made["user"] = asked[-1][: header[0]]
+        return made
 
     def header_in(self, text: str, begin: int, end: int) -> Span | None:
         """The last header between two places."""
@@ -636,16 +637,20 @@ class _Talk:
         Raises:
             DataError: whose it is cannot be told.
         """
-        marked, names = self.traced.marked, self.shape.marked if without != [] else []
+        marked = self.traced.marked
         if without == []:
             return [span for span, _ in marked]
         answers = [number for number, message in enumerate(self.messages) if message["role"] == "assistant"]
-        names = names if len(names) == len(marked) else [set()] * len(marked)
+        names, owners = self.shape.marked, list[int]()
+        if len(names) != len(marked):
+            names = [set()] * len(marked)
         if len(marked) == len(answers) and all(some <= {answer} for some, answer in zip(names, answers)):
             owners = answers
         else:
-            owners = [min(some) if len(some) == 1 else -len(some) or number for some, (_, number) in zip(names, marked)]
-        if any(number < 0 for number in owners):
+            for some, (_, number) in zip(names, marked):
+                told = -1 if some or self.shape.untold else number
+                owners.append(min(some) if len(some) == 1 else told)
+        if min(owners, default=0) < 0:
             raise DataError(
                 f"whose words the chat template marks by {{% generation %}} cannot be told: it has {len(marked)} marks in "
                 f"{len(answers)} turns of the assistant. Train on all of them (train_on='assistant', and no marks on messages)"
@@ -781,10 +786,10 @@ class _Talk:
         """Where a turn stops whose content ends at a place; None where that cannot be told."""
         text, messages, template = self.traced.text, self.messages, self.template
         role, calls = messages[number]["role"], messages[number].get("tool_calls")
-        tail, black = template.tails.get(role, ""), _black(text, end)
-        words = tail.strip()
+        tail, black = template.tails.get(role), _black(text, end)
+        words = (tail or "").strip()
         if not calls:
-            if words and text.startswith(tail.lstrip(), black):
+            if tail and words and text.startswith(tail.lstrip(), black):
                 return black + len(tail.lstrip())
             if token := template.special.at(text, black):
                 return black + len(token)
@@ -794,7 +799,7 @@ class _Talk:
                     return end + len(white + tail)
         elif template.special.before(words, len(words)) and (place := text.find(words, end, after.begin)) >= 0:
             return place + len(words)
-        if after.begin == len(text) and (calls or not words):
+        if after.begin == len(text) and tail is not None and (calls or not words):
             return after.begin
         neighbour = number + 1 if number < after.number else after.number
         if neighbour < len(messages):
@@ -802,7 +807,7 @@ class _Talk:
                 header = beginning.replace("assistant", messages[neighbour]["role"])
                 if (place := _last(text, header, end, after.begin)) >= 0:
                     return place
-        return None if calls or words else end
+        return None if calls or words or tail is None else end
 
     def _by_renderings(self, lost: list[int]) -> dict[int, list[Span]]:
         """By what the messages up to a turn, and with it, begin."""
@@ -840,7 +845,7 @@ class _Talk:
 
 def _talk(*contents: str) -> list[dict[str, Any]]:
     """A short conversation, by which a template is known."""
-    return [{"role": role, "content": said} for role, said in zip(("user", "assistant", "user"), contents)]
+    return [{"role": role, "content": said} for role, said in zip(("user", "assistant") * 2, contents)]
 
 
 def _added(plain: Traced, asked: Traced) -> str:
@@ -925,10 +930,16 @@ def _core(message: Any, which: int = -1) -> str:
     return texts[which] if texts else ""
 
 
+def _kinds(message: Any) -> Any:
+    """What of a message a template may ask for, but for its words."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    said = content != "" and not content.isspace() if isinstance(content, str) else _kind(content)
+    return message["role"], said, calls and _kind(calls), *message
+
+
 def _kind(value: Any) -> Any:
-    """What of a content a template may ask for."""
     if isinstance(value, str):
-        return bool(value) and not value.isspace()
+        return value != "" and not value.isspace()
     if isinstance(value, list):
         return tuple(map(_kind, value))
     return (*value, _kind(value.get("text"))) if isinstance(value, dict) else type(value)
