@@ -271,6 +271,22 @@ def test_what_others_say_never_trains_wherever_a_template_looks(way: str) -> Non
         assert chat(found, messages)["input_ids"].tolist() == found.apply_chat_template(messages)["input_ids"]
 
 
+PAIR = ASKS % "q.content" + SAYS % "a.content + '</x>'"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for q, a in messages | batch(2) %}" + PAIR + END,
+        FOR + "{% if m.role == 'user' %}{% set q, a = m, loop.nextitem %}" + PAIR + IF_END,
+    ],
+    ids=["pairs", "the next one"],
+)
+def test_the_end_of_a_turn_trains_where_a_template_takes_no_question_alone(template: str) -> None:
+    messages = [asked("q"), answer("a"), asked(""), answer("b"), asked("r"), answer("")]
+    assert trained(chatty(template + PROMPT), messages) == [f"{one}</x><|im_end|>" for one in ("a", "b", "")]
+
+
 def test_turns_in_another_order_are_found_where_no_loop_is_over_them() -> None:
     found = chatty(
         f"{{% for i in range(messages | length) %}}{{% set m = messages[messages | length - 1 - i] %}}{ONE}{END}{PROMPT}"
@@ -322,6 +338,7 @@ def test_the_end_of_a_turn_trains_where_its_loop_is_not_seen(tail: str, footer: 
     if "im_end" in wanted and '"' not in wanted:
         assert trained(found, [asked("q"), answer(""), *two[2:]]) == [wanted.format(""), wanted.format("bye")]
         assert trained(found, [asked("q"), answer("")]) == [wanted.format("")]
+        assert trained(found, [asked("q"), answer(""), asked(""), answer("")]) == [wanted.format("")] * 2
 
 
 def test_a_tokenizer_that_renders_in_its_own_way_is_followed_by_strings() -> None:

@@ -361,8 +361,9 @@ class ChatTemplate:
         return _Prompt(_Header.of(""), _Header.of(""), None)
 
     def _runs_on(self, plain: Traced) -> bool | None:
-        if 1 not in plain.visits:
-            return None
+        own = [plain.text[begin:end] for spans in plain.visits.get(1, ()) for begin, end in spans]
+        if not own or plain.text.count(_ANSWER) > sum(part.count(_ANSWER) for part in own):
+            return None  # a summary
         begin, end = plain.visits[1][-1][-1]
         stop = _stripped(plain.text, begin, end)
         follows = self.special.at(plain.text, _black(plain.text, end))
@@ -761,7 +762,9 @@ class _Talk:
             at = bisect_left(order, number)
             before, after = edges[at], edges[at + 1]
             if not calls:
-                return self._empty(before.end, after.begin)
+                others = self.messages[before.number + 1 : number]
+                earlier = sum(one["role"] == "assistant" and not one.get("tool_calls") for one in others)
+                return self._empty(before.end, after.begin)[earlier : earlier + 1]
             if (header := self.template.header_in(text, before.end, after.begin)) is None:
                 return None
             begin, end = header
@@ -769,18 +772,19 @@ class _Talk:
         return None if stop is None else [(begin, stop)]
 
     def _empty(self, begin: int, end: int) -> list[Span]:
-        """A turn of the assistant without a word, if it stands between two places: a header, and an end that follows it."""
-        text, template = self.traced.text, self.template
+        """The turns of the assistant without a word between two places: a header, and an end that follows it."""
+        text, template, made = self.traced.text, self.template, list[Span]()
         tail = template.tails.get("assistant", "").strip()
         for beginning in _beginnings(template.prompt.header.pieces):
             for found in re.finditer(re.escape(beginning), text[begin:end]):
                 stop = begin + found.end()
                 supplied = _NO_THOUGHT.match(text, stop)
                 stop = _black(text, supplied.end() if supplied else stop)
-                ending = tail if text.startswith(tail, stop) else ""
-                if ending := ending or template.special.at(text, stop):
-                    return [(begin + found.start(), stop + len(ending))]
-        return []
+                ending = tail if tail and text.startswith(tail, stop) else template.special.at(text, stop)
+                made += [(begin + found.start(), stop + len(ending))] if ending else []
+            if made:
+                break
+        return made
 
     def _stop(self, number: int, end: int, after: _Place) -> int | None:
         """Where a turn stops whose content ends at a place; None where that cannot be told."""
@@ -807,7 +811,8 @@ class _Talk:
                 header = beginning.replace("assistant", messages[neighbour]["role"])
                 if (place := _last(text, header, end, after.begin)) >= 0:
                     return place
-        return None if calls or words or tail is None else end
+        goes_on = neighbour < len(messages) and messages[neighbour]["role"] == role  # a template may join them
+        return end if not calls and (goes_on or (not words and tail is not None)) else None
 
     def _by_renderings(self, lost: list[int]) -> dict[int, list[Span]]:
         """By what the messages up to a turn, and with it, begin."""
