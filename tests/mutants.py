@@ -1289,11 +1289,11 @@ MUTANTS = [
         of("encoding/test_turns", "test_white_space_before_a_header_may_be_more_than_before_the_prompt"),
     ),
     Mutant(
-        "a template is trusted that writes contents in the next iteration",
+        "a template is trusted that writes what others say in an iteration",
         "encoding/turns.py",
-        "            told = len(some) == 1 or any(_ANSWER in part.casefold() for part in written)\n",
-        "            told = True\n",
-        of("encoding/test_turns", f"{FOUND}[the next iteration-six turns]"),
+        "                untold.update([number] if any(name[1] != str(number) for name in names) else [])\n",
+        "",
+        of("encoding/test_turns", "test_what_others_say_never_trains_wherever_a_template_looks[back by a number]"),
     ),
     Mutant(
         "what a loop writes after one inside it is nobody's",

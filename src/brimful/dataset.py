@@ -569,8 +569,8 @@ class Dataset:
                 any role. "all": all tokens. The first token never gets a label, because no position predicts it.
             template_kwargs: variables for the template, such as {"enable_thinking": False}.
             end_token: the token to append if no special token ends the last turn. None: the tokenizer's EOS, but only
-                if the mark of the next role ends the template's turns. The token is trained. brimful logs it once,
-                because the ids then differ from those of `apply_chat_template`.
+                if the mark of the next role ends the template's turns, and it has no {% generation %}. The token is
+                trained. brimful logs it once, because the ids then differ from those of `apply_chat_template`.
             train_empty_think: train also the think blocks without content that the template adds to a turn.
             on_error: "raise" names file and line. "skip" leaves the row out, counts it as `skipped` in `.stats`, and
                 logs the reason.
@@ -582,7 +582,7 @@ class Dataset:
                 tell which text is a turn's, or a token crosses the border between prompt and answer.
             StageError: (when run) the template refuses a conversation.
         Price: one rendering, .03 to .1 ms for two turns, the time of the tokenizer, and .08 ms more. A template that
-            holds back the output of its loop is rendered twice.
+            holds back the output of its loop, or writes several messages in an iteration, is rendered twice.
         Source: TRL and axolotl, whose templates for training mark the same tokens.
 
         >>> import brimful as bf

@@ -209,6 +209,138 @@ def test_what_cannot_be_told_is_refused_with_the_template_and_the_place(template
         chat(chatty(template), messages)
 
 
+ASKS = "{{ '<|im_start|>user\n' + %s + '<|im_end|>\n' }}"
+SAYS = "{{ '<|im_start|>assistant\n' + %s + '<|im_end|>\n' }}"
+ALL = "Topics:{% for m in messages %}{{ ' ' + m.content }}{% endfor %}"
+FOR, IF_ANSWER = "{% for m in messages %}", "{% if m.role == 'assistant' %}"
+END, IF_END = "{% endfor %}", "{% endif %}{% endfor %}"
+BACK = FOR + IF_ANSWER + ASKS % "loop.previtem.content" + SAYS % "m.content" + IF_END
+LOOKS = {
+    "back by a number": "{% for i in range(1, messages | length, 2) %}"
+    + ASKS % "messages[i - 1].content"
+    + SAYS % "messages[i].content"
+    + END
+    + PROMPT,
+    "back by the loop": BACK + PROMPT,
+    "back, and the prompt, too": BACK + PROMPT.replace("%}{{", "%}" + ASKS % "messages[-1].content" + "{{"),
+    "back to what is kept": "{% set ns = namespace(q='') %}"
+    + FOR
+    + "{% if m.role == 'user' %}{% set ns.q = m.content %}{% else %}"
+    + ASKS % "ns.q"
+    + SAYS % "m.content"
+    + IF_END
+    + PROMPT,
+    "ahead": FOR
+    + "{% if loop.first %}"
+    + ASKS % "m.content"
+    + "{% endif %}"
+    + IF_ANSWER
+    + SAYS % "m.content"
+    + "{% if not loop.last %}"
+    + ASKS % "loop.nextitem.content"
+    + "{% endif %}"
+    + IF_END
+    + PROMPT,
+}
+"""Templates that write another message's words in an iteration."""
+TWICE = {
+    "pairs": ALL
+    + "{% for q, a in messages | batch(2, {}) %}"
+    + ASKS % "q.content"
+    + "{% if a %}"
+    + SAYS % "a.content"
+    + IF_END
+    + PROMPT,
+    "copies": ALL + HIDDEN["another list"] + PROMPT,
+}
+"""Templates that write all contents in a loop, and then the turns in one that is not seen."""
+
+
+@pytest.mark.parametrize("way", [*LOOKS, *TWICE])
+def test_what_others_say_never_trains_wherever_a_template_looks(way: str) -> None:
+    turns = [[asked("q one"), answer("a one")], [asked("same"), answer("same")], [asked("q"), answer("")]]
+    found = chatty((LOOKS | TWICE)[way])
+    for messages in (
+        turns[0],
+        turns[0] + turns[1],
+        turns[1] * 3,
+        *([turns[0] + turns[2] + turns[1]] if way in LOOKS else []),
+    ):
+        said = [message["content"] for message in messages if message["role"] == "assistant"]
+        assert trained(found, messages) == [f"{one}<|im_end|>" for one in said]
+        assert chat(found, messages)["input_ids"].tolist() == found.apply_chat_template(messages)["input_ids"]
+
+
+PAIR = ASKS % "q.content" + SAYS % "a.content + '</x>'"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for q, a in messages | batch(2) %}" + PAIR + END,
+        FOR + "{% if m.role == 'user' %}{% set q, a = m, loop.nextitem %}" + PAIR + IF_END,
+    ],
+    ids=["pairs", "the next one"],
+)
+def test_the_end_of_a_turn_trains_where_a_template_takes_no_question_alone(template: str) -> None:
+    messages = [asked("q"), answer("a"), asked(""), answer("b"), asked("r"), answer("")]
+    assert trained(chatty(template + PROMPT), messages) == [f"{one}</x><|im_end|>" for one in ("a", "b", "")]
+
+
+def test_turns_in_another_order_are_found_where_no_loop_is_over_them() -> None:
+    found = chatty(
+        f"{{% for i in range(messages | length) %}}{{% set m = messages[messages | length - 1 - i] %}}{ONE}{END}{PROMPT}"
+    )
+    assert trained(found, [asked("q"), answer("a")]) == ["a<|im_end|>"]
+    assert trained(found, KINDS["two turns"]) == ["See you.<|im_end|>", "Hello!<|im_end|>"]
+    with pytest.raises(bf.DataError, match="what the assistant says in message 1 cannot be told from what"):
+        chat(found, [asked("q"), answer(""), *KINDS["two turns"]])
+
+
+def test_a_result_that_a_turn_holds_without_a_loop_is_refused() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' and not loop.last and messages[loop.index].role == 'tool' %}"
+        + SAYS % "m.content + '\nObservation: ' + messages[loop.index].content"
+        + "{% elif m.role != 'tool' %}"
+        + ONE
+        + "{% endif %}{% endfor %}"
+        + PROMPT
+    )
+    messages = [asked("q"), answer("Look."), RESULT, answer("a")]
+    with pytest.raises(bf.DataError, match="what the assistant says in message 1 cannot be told from what"):
+        chat(chatty(template), messages)
+    assert trained(chatty(template), [asked("q"), answer("Look.")]) == ["Look.<|im_end|>"]
+
+
+COPIES = (
+    "{% set ns = namespace(all=[]) %}{% for m in messages %}{% set ns.all = ns.all + [{'role': 'bot' if m.role == 'assistant' "
+    "else 'human', 'content': m.content}] %}{% endfor %}{% for m in ns.all %}TURN{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'PROMPT' }}{% endif %}"
+)
+TAILS = {
+    "a tag": ("<|im_start|>{{ m.role }}\n{{ m.content }}</message><|im_end|>\n", "{}</message><|im_end|>"),
+    "a quote": ("<|im_start|>{{ m.role }}\n{{ m.content | tojson }}<|im_end|>\n", '"{}"<|im_end|>'),
+    "a tag alone": ("### {{ m.role }}:\n{{ m.content }}</x>\n", "{}</x>\n"),
+    "a line end": ("{{ m.role | upper }}:{{ m.content }}\n", "{}\n"),
+}
+
+
+@pytest.mark.parametrize("footer", ["", "The end."])
+@pytest.mark.parametrize("tail", TAILS)
+def test_the_end_of_a_turn_trains_where_its_loop_is_not_seen(tail: str, footer: str) -> None:
+    """Of earlier turns, before empty ones, of empty ones; and no more than the end."""
+    turn, wanted = TAILS[tail]
+    header = turn.partition("{{ m.content")[0].replace("{{ m.role }}", "bot").replace("{{ m.role | upper }}", "BOT")
+    found = chatty(COPIES.replace("TURN", turn).replace("PROMPT", header.replace("\n", "\\n")) + footer)
+    two = [asked("q"), answer("say"), asked("more"), answer("bye")]
+    assert trained(found, two) == [wanted.format("say"), wanted.format("bye")]
+    assert trained(found, [*two[:2], asked("")]) == [wanted.format("say")]
+    if "im_end" in wanted and '"' not in wanted:
+        assert trained(found, [asked("q"), answer(""), *two[2:]]) == [wanted.format(""), wanted.format("bye")]
+        assert trained(found, [asked("q"), answer("")]) == [wanted.format("")]
+        assert trained(found, [asked("q"), answer(""), asked(""), answer("")]) == [wanted.format("")] * 2
+
+
 def test_a_tokenizer_that_renders_in_its_own_way_is_followed_by_strings() -> None:
     class Own(type(make.chatty())):  # type: ignore[misc]
         def apply_chat_template(self, conversation: Any, **how: Any) -> Any:
@@ -457,6 +589,53 @@ def test_a_call_of_which_nothing_is_written_refuses_no_conversation(
     assert "writes nothing of tool_calls (of 'f' in message 1)" in caplog.text
 
 
+TEXTS = LOOP.replace(
+    ONE, "{{ '<|im_start|>' + m.role + '\n' }}{% for p in m.content %}{{ p.text }}{% endfor %}{{ '<|im_end|>\n' }}"
+)
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def test_all_parts_of_a_content_train_and_a_think_block_in_one_of_them() -> None:
+    found = chatty(TEXTS + PROMPT)
+    messages = [asked("") | {"content": parts("one\n", "two"), "train": 1}, answer("") | {"content": parts("a")}]
+    assert trained(found, messages, train_on="marked") == ["one\ntwo<|im_end|>"]
+    for own in (parts("<think>\n\n</think>\n\nsay"), parts("<think>\n\n</think>\n\n", "say")):
+        assert trained(found, [messages[0], answer("") | {"content": own}]) == ["<think>\n\n</think>\n\nsay<|im_end|>"]
+
+
+@pytest.mark.parametrize("said", ["</think> say", "<think>\n</think>say"])
+def test_a_think_block_before_one_in_the_content_is_the_templates(said: str) -> None:
+    found = chatty(THINKS.replace(" and '<think>' not in m.content", "") + PROMPT)
+    assert trained(found, [asked("q"), answer(said)]) == [f"{said}<|im_end|>"]
+
+
+@pytest.mark.parametrize("said", ["user", "us", "e", "<start_of_turn>user"])
+def test_a_question_trains_that_its_header_holds(said: str) -> None:
+    """As in Gemma, whose prompt has another name for the assistant."""
+    found, messages = tokenizer("gemma_3"), [asked(said) | {"train": 1}, answer("a")]
+    assert trained(found, messages, train_on="marked") == [f"{said}<end_of_turn>"]
+
+
+def test_bos_ends_no_turn() -> None:
+    """A template may write it before each question."""
+    found = chatty(
+        "{% for m in messages %}{{ bos_token + 'User: ' if m.role == 'user' else 'Bot:' }}{{ m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}Bot:{% endif %}",
+        bos_token="<s>",
+    )
+    assert trained(found, [asked("q"), answer("a"), asked("q"), answer("b")]) == ["a\n", "b\n"]
+
+
+def test_the_mark_that_opens_the_next_turn_ends_none_where_turns_have_an_end() -> None:
+    """As in TRL's diffusion_gemma: what is said after a result has no end."""
+    found = chatty(LOOP.replace("'<|im_end|>\n'", "('' if m.tool_calls else '<|im_end|>\n')") + PROMPT)
+    messages = [asked("q"), called("f", content="Look.f"), answer("a")]
+    assert trained(found, messages) == ["Look.f", "a<|im_end|>"]
+
+
 def test_a_role_that_begins_another_word_ends_no_turn() -> None:
     """As in Reka Edge: `tool` begins `tool_response`, which stands in a turn of its own."""
     line = (
@@ -499,6 +678,60 @@ def test_marks_in_a_macro_are_not_trusted() -> None:
     macro = "{% macro one(m) %}" + MARKED.partition("%}")[2].removesuffix("{% endfor %}") + "{% endmacro %}"
     found = chatty(macro + "{% for m in messages %}{{ one(m) }}{% endfor %}" + PROMPT)
     assert trained(found, [asked("q"), answer("a")]) == ["a<|im_end|>"]
+
+
+PAIRS_MARKED = (
+    "{% for q, a in messages | batch(2) %}" + ASKS % "q.content" + "{{ '<|im_start|>assistant\n' }}{% generation %}"
+    "{{ a.content + '<|im_end|>' }}{% endgeneration %}{% endfor %}"
+)
+NEXT_MARKED = (
+    "{% for i in range(0, messages | length, 2) %}" + ASKS % "messages[i].content" + "{{ '<|im_start|>assistant\n' }}"
+    "{% generation %}{{ messages[i + 1].content + '<|im_end|>' }}{% endgeneration %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [PAIRS_MARKED, NEXT_MARKED], ids=["pairs", "the next message"])
+def test_marks_are_those_of_the_turns_in_order_where_no_loop_is_over_them(template: str) -> None:
+    found, messages = chatty(template + PROMPT), [asked("q"), answer("a"), asked("r"), answer("")]
+    assert trained(found, messages) == ["a<|im_end|>", "<|im_end|>"]
+    assert trained(found, messages, train_on="last") == ["<|im_end|>"]
+    messages[1]["weight"] = 0
+    assert trained(found, messages) == ["<|im_end|>"]
+    assert trained(found, [asked("q") | {"train": 1}, answer("a")], train_on="marked") == ["q<|im_end|>"]
+
+
+def test_a_weight_of_0_leaves_the_marks_of_others() -> None:
+    """The marks of the template may be on all roles."""
+    found = chatty(
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% generation %}{{ m.content + '<|im_end|>' }}"
+        "{% endgeneration %}{{ '\n' }}{% endfor %}" + PROMPT
+    )
+    messages = [asked("q"), answer("a"), asked("r"), answer("")]
+    assert trained(found, messages) == ["q<|im_end|>", "a<|im_end|>", "r<|im_end|>", "<|im_end|>"]
+    messages[1]["weight"] = 0
+    assert trained(found, messages) == ["q<|im_end|>", "r<|im_end|>", "<|im_end|>"]
+    assert trained(found, messages, train_on="last") == ["<|im_end|>"]
+
+
+def test_a_mark_around_several_messages_is_nobodys() -> None:
+    found = chatty("{% generation %}" + LOOP + "{% endgeneration %}" + PROMPT)
+    assert len(trained(found, KINDS["two turns"])) == 1
+    with pytest.raises(
+        bf.DataError, match=r"by \{% generation %\} cannot be told: it has 1 marks in 2 turns .*train_on='assistant'"
+    ):
+        chat(found, KINDS["two turns"], train_on="last")
+
+
+def test_marks_of_the_template_get_an_end_on_demand() -> None:
+    """What it marks last may lack one."""
+    open_ = MARKED.replace(
+        "m.content + '<|im_end|>' }}{% endg", "m.content + ('' if loop.last else '<|im_end|>') }}{% endg"
+    )
+    found, messages = runs_on(open_ + PROMPT), [asked("q"), answer("a"), asked("r"), answer("b")]
+    assert trained(found, messages)[-1] == "b"
+    assert trained(found, messages, end_token="<|user|>") == ["a<|im_end|>", "b", "<|user|>"]
+    assert trained(found, messages[:3], end_token="<|user|>") == ["a<|im_end|>"]
+    assert trained(runs_on(MARKED + PROMPT), messages, end_token="<|user|>") == ["a<|im_end|>", "b<|im_end|>"]
 
 
 # -- what is said once -------------------------------------------------------------------------------------------------------

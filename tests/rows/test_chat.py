@@ -368,9 +368,18 @@ def test_a_token_across_the_border_of_a_turn_is_no_guess() -> None:
     tokenizer.add_tokens(["\n\n"])
     talk = [TALK[1], {"role": "assistant", "content": "\nx"}]
     with pytest.raises(
-        bf.DataError, match=r"message 1 cannot be told: a token lies across its border \(token \d+, '\\n\\n'\)"
+        bf.DataError,
+        match=r"message 1 cannot be told: a token lies across its border \(token \d+, '\\n\\n'\)\. Leave out the white space "
+        r"that the content begins with \(map\)\. Mark",
     ):
         list(talks(talk).chat(tokenizer))
+    spaced = make.gpt2()
+    spaced.add_tokens([" x"])
+    spaced.chat_template = make.CHATML.replace("'\\n' + (one", "': ' + (one").replace("assistant\\n", "assistant: ")
+    with pytest.raises(
+        bf.DataError, match=r"\(token \d+, ' x'\)\. The chat_template writes a space before the words: leave"
+    ):
+        list(talks(TALK[3:]).chat(spaced))
     with talks(TALK, talk).chat(tokenizer, on_error="skip").iter() as it:
         assert [sample["messages"] for sample in it] == [TALK]
         assert it.stats.skipped == 1

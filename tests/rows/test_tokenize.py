@@ -286,14 +286,15 @@ def test_a_part_of_a_tokenizer_in_python_is_refused_with_the_remedy() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Spaces())
     chatty = make.chatty()
     chatty.backend_tokenizer.pre_tokenizer = tokenizer.pre_tokenizer
-    refused: list[Any] = [
-        lambda: bf.from_sequence(["a b"]).tokenize(tokenizer),
-        lambda: bf.from_sequence(["a b"]).tokenize(chatty),
-        lambda: bf.from_sequence([{"messages": []}]).chat(chatty),
+    function, none = r"of the library alone. tokenize takes a function", r"of the library alone$"  # chat takes none
+    refused: list[tuple[Any, str]] = [
+        (lambda: bf.from_sequence(["a b"]).tokenize(tokenizer), function),
+        (lambda: bf.from_sequence(["a b"]).tokenize(chatty), function),
+        (lambda: bf.from_sequence([{"messages": []}]).chat(chatty), none),
     ]
-    for make_data in refused:
+    for make_data, words in refused:
         with pytest.raises(
-            ValueError, match=r"cannot be copied for threads and processes: .*Custom PreTokenizer .*takes a function"
+            ValueError, match=rf"cannot be copied for threads and processes: .*Custom PreTokenizer .*{words}"
         ):
             make_data()
     (sample,) = bf.from_sequence(["a b"]).tokenize(lambda texts: [one.ids for one in tokenizer.encode_batch(texts)])

@@ -65,7 +65,7 @@ def rendered(template: ChatTemplate, messages: list[Any], tools: Any, train_on: 
             "such rows out (on_error='skip')"
         )
     if template.marks:
-        found = template.turns(messages, tools, own, all_marks=train_on == "assistant" and own == spoken)
+        found = template.turns(messages, tools, own, without=off if train_on == "assistant" else None)
         if not any(begin < end for begin, end in found.spans):
             raise DataError(
                 f"the chat template marks nothing by {{% generation %}} in {len(own)} turns of the assistant"
@@ -91,7 +91,7 @@ def labelled(tokenizer: Any, texts: Sequence[Turns]) -> list[Labelled | DataErro
         # a special token takes the white space after it, if it is told to
         special = {at for at in over if _is_special(tokenizer, ids[places[at].token])}
         if odd := next((begin for begin in one.begins if begin[0] in over - special), None):
-            made.append(_across(tokenizer, ids, places[odd[0]].token, odd[1]))
+            made.append(_across(tokenizer, ids, places[odd[0]].token, odd[1], one.text[odd[0] - 1]))
             continue
         trained = np.zeros(len(ids), bool)
         for begin, end in one.spans:
@@ -101,7 +101,7 @@ def labelled(tokenizer: Any, texts: Sequence[Turns]) -> list[Labelled | DataErro
         if one.end is not None:
             tokens, trained = np.append(tokens, np.int32(one.end)), np.append(trained, True)
         if not trained.any():
-            made.append(DataError("what the assistant says has no token; leave such rows out (on_error='skip')"))
+            made.append(DataError("what trains has no token; leave such rows out (on_error='skip')"))
             continue
         trained[:1] = False  # nothing predicts the first token
         made.append(Labelled(tokens, trained))
@@ -113,11 +113,17 @@ def _is_special(tokenizer: Any, id_: int) -> bool:
     return token is not None and bool(token.special)
 
 
-def _across(tokenizer: Any, ids: Sequence[int], at: int, message: int) -> DataError:
+def _across(tokenizer: Any, ids: Sequence[int], at: int, message: int, before: str) -> DataError:
+    """The error of a token on both sides of where a message begins. Args: before: the character before the border."""
     token = tokenizer.decode([ids[at]])
+    advice = ""
+    if token.isspace():
+        advice = "Leave out the white space that the content begins with (map). "
+    elif before == " ":
+        advice = "The chat_template writes a space before the words: leave this space out of it. "
     return DataError(
-        f"what the assistant says in message {message} cannot be told: a token lies across its border (token {at:,}, {token!r}). "
-        f"If the prompt ends in a space, leave this space out of the tokenizer's chat_template. {REMEDY}"
+        f"what trains of message {message} cannot be told: a token lies across its border (token {at:,}, {token!r}). {advice}"
+        f"{REMEDY}"
     )
 
 

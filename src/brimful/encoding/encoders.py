@@ -195,7 +195,7 @@ def chat_encoder_for(
             f"end_token must be a token of this {type(tokenizer).__name__} (got {end_token!r}). Its add_special_tokens adds one"
         )
     padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
-    return TransformersEncoder(_copied(tokenizer), {}, padding=padding, engine="tokenizer")
+    return TransformersEncoder(_copied(tokenizer, ""), {}, padding=padding, engine="tokenizer")
 
 
 def _refuse_not_served(tokenizer: Any, settings: dict[str, Any], outputs: tuple[str, ...], itself: bool) -> None:
@@ -254,17 +254,20 @@ def _fast(
     return FastEncoder(serialized, truncation, special, split, added, padding=padding, engine=engine)
 
 
-def _copied(tokenizer: Any) -> Any:
+_FUNCTION: Final = ". tokenize takes a function, too: lambda texts: [one.ids for one in tokenizer.encode_batch(texts)]"
+
+
+def _copied(tokenizer: Any, or_else: str = _FUNCTION) -> Any:
     try:
         return copy.deepcopy(tokenizer)
     except Exception as error:
-        raise _uncopied(tokenizer, error) from error
+        raise _uncopied(tokenizer, error, or_else) from error
 
 
-def _uncopied(tokenizer: Any, error: Exception) -> ValueError:
+def _uncopied(tokenizer: Any, error: Exception, or_else: str = _FUNCTION) -> ValueError:
     return ValueError(
-        f"this {type(tokenizer).__name__} cannot be copied for threads and processes: {error}. Take parts of the library alone. "
-        "tokenize takes a function, too: lambda texts: [one.ids for one in tokenizer.encode_batch(texts)]"
+        f"this {type(tokenizer).__name__} cannot be copied for threads and processes: {error}. Take parts of the library "
+        f"alone{or_else}"
     )
 
 
