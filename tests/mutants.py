@@ -434,13 +434,6 @@ MUTANTS = [
         law("sources.FromFiles"),
     ),
     Mutant(
-        "where a block ends depends on the state at which a run began",
-        "sources/files.py",
-        "begun, positions = rotation.begun, rotation.positions\n                state = [epoch, begun, positions]",
-        "state = [epoch, rotation.begun, rotation.positions]",
-        of("sources/test_files", "test_shards_are_read_in_turn_and_the_next_takes_the_place_of_one_that_ended"),
-    ),
-    Mutant(
         "a compressed shard goes on one byte late",
         "sources/forward.py",
         "self._skip = beyond\n",
@@ -1300,7 +1293,7 @@ MUTANTS = [
         "encoding/traced.py",
         "        self._write_for(loops[-1][1] if loops else _NOBODY)\n",
         "        self._write_for(_NOBODY)\n",
-        of("encoding/test_turns", f"{FOUND}[a look ahead-two turns]"),
+        of("encoding/test_turns", "test_each_kind_of_conversation_trains_what_stands_in_brackets[qwen3_5-tools]"),
     ),
     Mutant(
         "a call of a tool has the keys of other rows' tools, null",
