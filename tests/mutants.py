@@ -2266,7 +2266,7 @@ MUTANTS = [
         "sources/bytes.py",
         "        while self._place < self._at and",
         "        while False and",
-        of("sources/test_http", "test_shards_are_read_and_resumed_over_http[False-True-.jsonl]"),
+        of("sources/test_bytes", "test_any_reads_give_the_bytes_of_the_file[forward only]"),
     ),
     Mutant(
         "a function hides that its shard could not be read on",

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -147,6 +148,18 @@ def test_a_function_gets_a_file_of_this_machine_as_such(tmp_path: Path) -> None:
 DATA = DRAW.randbytes(300_000)
 
 
+class Forward(io.BytesIO):
+    def seek(self, *place: int) -> int:
+        raise io.UnsupportedOperation("it is read forward only")
+
+
+class ForwardOnly(MemoryFileSystem):
+    """Its files cannot be read from the middle on."""
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        return Forward(self.cat_file(path)) if mode == "rb" else super().open(path, mode, **options)
+
+
 @contextmanager
 def far(kind: str, folder: Path) -> Iterator[tuple[Any, str]]:
     """A file of 300,000 bytes behind a file system: itself, and its path there."""
@@ -154,6 +167,10 @@ def far(kind: str, folder: Path) -> Iterator[tuple[Any, str]]:
     if kind == "watched":
         with watched():
             yield fsspec.filesystem("watched"), str(folder / "data.bin")
+    elif kind == "forward only":
+        fs = ForwardOnly()
+        fs.pipe_file("/bytes/data.bin", DATA)
+        yield fs, "/bytes/data.bin"
     elif kind == "memory":
         fs = fsspec.filesystem("memory")
         fs.pipe_file("/bytes/data.bin", DATA)
@@ -167,7 +184,7 @@ def far(kind: str, folder: Path) -> Iterator[tuple[Any, str]]:
             yield fsspec.filesystem("http", skip_instance_cache=True), f"{server.url}/data.bin"
 
 
-@pytest.mark.parametrize("kind", ["http", "http without tags", "watched", "memory"])
+@pytest.mark.parametrize("kind", ["http", "http without tags", "watched", "memory", "forward only"])
 def test_any_reads_give_the_bytes_of_the_file(tmp_path: Path, kind: str) -> None:
     steps = st.one_of(
         st.tuples(st.just("read"), st.integers(1, 70_000)),
