@@ -25,7 +25,7 @@ test: lint types  ## lint, types, tests, doctests, code blocks of README, CONTRI
 ray: $(VENV)/.dev  ## tests on a Ray cluster of two workers, which this machine is
 	$(BIN)/pytest -m "ray and not mutant" $(ARGS)
 
-mutants: $(VENV)/.dev  ## whether the tests bite: 300 faults that one of them must find; after a change of tests
+mutants: $(VENV)/.dev  ## whether the tests bite: 400 faults that one of them must find; after a change of tests
 	$(BIN)/pytest $(SPREAD) -m mutant tests/test_mutants.py $(ARGS)
 
 soak: $(VENV)/.dev  ## the tests for hours: new examples each time, 1,000 of each law, ten times the kills, Ctrl-C anywhere
