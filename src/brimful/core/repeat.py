@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -85,6 +86,10 @@ def epoch_of(state: State) -> int | None:
     return state["epoch"] if isinstance(state, dict) and state.keys() == {"epoch", "rows"} else None
 
 
+SAID: Final[ContextVar[list[str] | None]] = ContextVar("brimful_said_empty", default=None)
+"""What the run whose code this is has said of epochs without a sample, which it says once; None: there is no such run."""
+
+
 class Waiting:
     """Somebody who waits for rows of a stage: after 2 epochs without one there is a warning, after 1,000 an error.
 
@@ -95,7 +100,7 @@ class Waiting:
     def __init__(self, stage: Stage[Any], at: State) -> None:
         self._stage = stage
         self._since = at
-        self._warned = False
+        self._said: list[str] = []
 
     def got(self, rows: int, after: State) -> None:
         """So many rows came, with the state after them.
@@ -112,17 +117,23 @@ class Waiting:
             return
         if now - then >= MOST_EPOCHS:
             raise DataError(
-                f"{now - then:,} epochs of {shown(self._stage)} went by without a sample. The data are empty, or something "
+                f"{now - then:,} epochs of {self._data} went by without a sample. The data are empty, or something "
                 "leaves out every sample: a filter, on_error='skip', overlong='drop'. Look at one epoch without repeat"
             )
-        if now - then >= 2 and not self._warned:
-            self._warned = True
-            logger.warning(
-                "%d epochs of %s went by without a sample; reading goes on, up to %s such epochs in a row",
-                now - then,
-                shown(self._stage),
-                f"{MOST_EPOCHS:,}",
+        if now - then < 2:
+            return
+        said = self._said if (of_run := SAID.get()) is None else of_run
+        if not said:
+            said.append(
+                f"{now - then} epochs of {self._data} went by without a sample; reading goes on, up to {MOST_EPOCHS:,} such "
+                "epochs in a row"
             )
+            logger.warning("%s", said[0])
+
+    @property
+    def _data(self) -> str:
+        first = self._stage.first_shard()
+        return shown(self._stage) + (f" (whose first file is {first})" if first else "")
 
 
 @contextmanager
