@@ -223,7 +223,12 @@ def test_a_loader_of_batches_is_warmed_up_as_they_are_and_others_are_asked_for_s
 
 
 def test_a_column_of_its_own_length_is_told_to_vary(caplog: pytest.LogCaptureFixture) -> None:
-    data = bf.from_sequence([{"input_ids": [1], "labels_of_each": [1, 2]}])
+    rows = [{"input_ids": [1], "labels_of_each": [1, 2]}] * 3
+    for alike in (rows, [{"input_ids": [1, 1], "labels_of_each": [0.0, 1.0]}] * 40):
+        for batch in bf.from_sequence(alike).batch(bf.StaticShapes([4], 8), window=8):
+            assert batch["labels_of_each"].shape[1] == 2
+    assert not caplog.text
+    data = bf.from_sequence([*rows, {"input_ids": [1], "labels_of_each": [1]}])
     next(iter(data.batch(bf.StaticShapes([4], 8), window=8)))
     assert (
         "static shapes are those of the tokens; labels_of_each is padded to its own longest in each batch"

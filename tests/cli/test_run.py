@@ -253,7 +253,8 @@ def test_a_place_over_rows_that_were_edited_is_refused_in_the_words_of_a_command
     assert invoke(*words, "--limit", 3).exit_code == 0
     shard.write_text(shard.read_text().replace("alpha beta", "beta alpha"))
     said = refused(*words)
-    assert "gave other rows at window 0 than when this --state was saved: column 'input_ids' had the crc32 " in said
+    assert "gave other rows at window 0 (read from shard a.jsonl, line 1 on) than when this --state was saved: " in said
+    assert "column 'input_ids' had the crc32 " in said
     assert said.endswith("Go on with the data and code that saved it, or begin anew without the state")
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -90,6 +91,26 @@ def test_epochs_without_a_sample_are_an_error_and_no_wait(
     ):
         deque(islice(it, 5_000), maxlen=0)
     assert threading.active_count() <= threads
+
+
+def test_error_and_warning_name_the_empty_file_of_a_mixture(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text('{"x": 1}\n' * 3 if name == "a" else "")
+    one, empty = (bf.from_files(tmp_path / f"{name}.jsonl", repeat=True) for name in "ab")
+    cases: tuple[tuple[bf.Dataset, str], ...] = (
+        (bf.interleave_datasets([one, empty]), r"from_files > repeat \(whose first file is .*b\.jsonl\)"),
+        (bf.from_iterable([], repeat=True), "from_iterable > repeat"),
+        (streamed().filter(none).map(dict, max_workers=2).shuffle(9), r"from_iterable > filter > .* > repeat"),
+    )
+    for data, name in cases:
+        caplog.clear()
+        with data.iter() as it, pytest.raises(bf.DataError, match=f"^1,[0-9]+ epochs of {name} went by without a"):
+            deque(islice(it, 5_000), maxlen=0)
+        said = [record.getMessage() for record in caplog.records if "went by without" in record.getMessage()]
+        assert all(re.search(f"epochs of {name} went by", one) for one in said[-1:]), said
+        assert said
 
 
 def test_epochs_of_indexed_data_are_counted_by_the_rows_of_their_sources() -> None:

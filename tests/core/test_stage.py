@@ -462,6 +462,34 @@ def test_another_function_is_allowed_where_it_gives_the_same_rows_for_those_that
         list(chain(another).iter(state, allow={"functions"}))
 
 
+def test_a_shard_that_is_added_within_the_window_is_named_as_the_cause(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").write_text(
+            "".join(f'{{"n": 1{number}{row}, "input_ids": [1]}}\n' for row in range(30))
+        )
+
+    def loader(last: str) -> Any:
+        return bf.from_files(f"{tmp_path}/[0-{last}].jsonl").batch(4, window=20).loader()
+
+    before = loader("1")
+    for _ in before:
+        state = before.state_dict()
+        break
+    after = loader("2")
+    after.load_state_dict(state, allow={"urls"})
+    message = (
+        r"window 0 \(read from shard 0\.jsonl, line 1 on\) than .*\. The list of shards has changed \(from 2 to 3\), and a new "
+        r"shard may be read in this window: add shards between two epochs\."
+    )
+    with pytest.raises(bf.StateError, match=message):
+        list(after)
+    before = loader("1")
+    assert sum(len(batch["n"]) for batch in before) == 60
+    after = loader("2")
+    after.load_state_dict(before.state_dict(), allow={"urls"})
+    assert sum(len(batch["n"]) for batch in after) == 90, "between two epochs"
+
+
 @pytest.mark.parametrize("taken", [1, 70])
 def test_shards_that_were_taken_away_are_named_as_such(tmp_path: Path, taken: int) -> None:
     for number in range(4):
@@ -474,7 +502,8 @@ def test_shards_that_were_taken_away_are_named_as_such(tmp_path: Path, taken: in
     for _ in range(taken):
         next(it)
     message = {
-        1: r"^from_files gave other rows at .* allow=\{'urls'\} need the same rows here\)",
+        1: r"^from_files gave other rows at .*\. The list of shards has changed \(from 4 to 3\), so put back those that were "
+        r"taken away\. Or go on with the data that saved it, or start anew$",
         70: r"^this state was saved after 4 shards, but there are 3: shards were taken away\. .* Put them back, or begin anew$",
     }[taken]
     with pytest.raises(bf.StateError, match=message):

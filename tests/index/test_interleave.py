@@ -131,9 +131,9 @@ def test_other_weights_are_refused_even_where_weights_may_differ() -> None:
     next(it)
     with pytest.raises(
         bf.StateError,
-        match=r"interleave_datasets\.fixed_weights\[1\] was 1 when it was saved and is 3 here; a place in a mixture of "
-        r"indexed data is counted with its weights, which allow=.'weights'. cannot change: end the epoch with those that "
-        r"saved it",
+        match=r"interleave_datasets\.fixed_weights\[1\] was 1 when it was saved and is 3 here; allow=.'weights'. works for "
+        r"mixtures of streams; this one is indexed, and a place in it is counted with its weights: end the epoch with those "
+        r"that saved it",
     ):
         mixed(1, 3).iter(it.state_dict(), allow={"weights"})
 

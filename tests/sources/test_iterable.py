@@ -69,6 +69,11 @@ def test_a_stream_of_another_library_is_told_the_number_of_each_epoch(make: Any)
     assert [next(it)["n"] for _ in range(9)] == orders[0] + orders[1][:2]
     rest = bf.from_iterable(make(Reordered()), repeat=True).iter(it.state_dict())
     assert [next(rest)["n"] for _ in range(12)] == orders[1][2:] + orders[0]
+    one = Reordered()
+    loader = bf.from_iterable(make(one)).batch(7).loader()
+    for _ in range(3):
+        list(loader)
+    assert one.told == [0, 1, 2], "once before each epoch"
 
 
 def test_a_shuffled_stream_of_datasets_has_another_order_in_each_epoch() -> None:

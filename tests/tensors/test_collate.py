@@ -255,7 +255,7 @@ def test_two_length_columns_are_padded_each_to_its_own_and_token_columns_with_th
         assert (it.stats.tokens, it.stats.slots, it.stats.num_shapes) == (22, 3 * (4 + 8), 1)
     message = (
         r"column 'labels' has 7 values and 'source' 3 \(sequence, row 0\): token columns are cut, padded and packed "
-        r"together; where 'labels' has lengths of its own, .* models have, leave it out of token_columns="
+        r"together; where 'labels' has lengths of its own, .* models have, pass token_columns=\[.*\]$"
     )
     with pytest.raises(bf.DataError, match=message):
         next(iter(data.batch(policy, length_column=("source", "target"))))
@@ -274,7 +274,7 @@ def test_a_label_that_is_missing_is_named_and_both_remedies_work(layout: str) ->
 
     message = (
         r"column 'labels' has 1 values and 'input_ids' 2 \(sequence, row 1\): token columns are cut, padded and packed "
-        r"together; .* give length_column=\('input_ids', 'labels'\), or leave it out of token_columns="
+        r"together; .* give length_column=\('input_ids', 'labels'\), or pass token_columns=\[\]$"
     )
     with pytest.raises(bf.DataError, match=message):
         next(iter(batches()))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.window import InTurn, PlanningWindow
-from brimful.blocks.blocks import Block, check_replay, visible
+from brimful.blocks.blocks import Block, begins, check_replay, visible
 from brimful.blocks.checksums import RowChecksums, checksums, in_state
 from brimful.blocks.choice import Choice
 from brimful.blocks.pace import Patience
@@ -122,6 +122,7 @@ class Buffered(Windowed):
         epoch, before, skip, compared, saved, number, size = at
         held: deque[_BlockInParts] = deque()
         replayed = RowChecksums()
+        first = EMPTY  # that is read again
         rows = 0
         ended = False
         with awaited(self.upstream, before) as items:
@@ -132,10 +133,11 @@ class Buffered(Windowed):
                     ended = after == END
                     block = self.text.held(block)
                     if compared:
+                        first = first if first.num_rows else block.slice(0, 1)
                         replayed.add(self.text.without(block.slice(0, compared)))
                         compared -= min(compared, block.num_rows)
                         if ended or not compared:
-                            check_replay(self.upstream, replayed.by_column(), saved, f"window {number}")
+                            check_replay(self.upstream, replayed.by_column(), saved, f"window {number}{begins(first)}")
                     if skip:
                         left_out = {}  # it was counted before
                     gone = min(skip, block.num_rows)
@@ -415,7 +417,8 @@ def parts_of_windows(
         for window, after in again(items, bool(skip or saved)):
             found = in_state(window.checksums)
             if skip or saved:
-                check_replay(windows, window.checksums, saved, f"window {window.number}")
+                first = begins(window.block) if window.index is None else ""
+                check_replay(windows, window.checksums, saved, f"window {window.number}{first}")
             elif (opened := opens(window)) is not None:
                 yield opened, [before, 0, found]
             for part, done in parts(window, skip, after):

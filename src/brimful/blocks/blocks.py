@@ -202,6 +202,13 @@ def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
     return with_column(out, ORIGIN, column if same else column.take(array_of(parents)))
 
 
+def begins(block: Block) -> str:
+    """Where the first row of a block comes from, in brackets; "" where nobody knows."""
+    index = block.schema.get_field_index(ORIGIN)
+    known = block.num_rows and index >= 0 and block.column(index)[0].is_valid
+    return f" (read from {where(block, 0)} on)" if known else ""
+
+
 def check_rows(stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
     """Refuses to go on where other rows were read again than those that the state was saved over; logs it where the user allows
     them.

@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block, check_replay, rows_at, visible
+from brimful.blocks.blocks import Block, begins, check_replay, rows_at, visible
 from brimful.blocks.checksums import checksums, in_state
 from brimful.blocks.pace import Patience
 from brimful.blocks.ragged import EMPTY, concat, has_offsets, offsets_in
@@ -79,7 +79,9 @@ def resumed(
             held.append(item[0])
             after = item[1]
         first = concat(held)
-        check_replay(stage, checksums(seen(first.slice(0, compared))), saved, f"{done:,} rows into a block")
+        check_replay(
+            stage, checksums(seen(first.slice(0, compared))), saved, f"{done:,} rows into a block{begins(first)}"
+        )
         yield first, after
     yield from items
 

@@ -18,7 +18,7 @@ import numpy as np
 from brimful.core.ahead import AHEAD, HANDED_ON, hands_on, then
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
 from brimful.core.errors import TALLY, BrokenError, StateError, Tally, apart, counted
-from brimful.core.replay import ALLOWED, OtherRows, keep_weights, other_rows
+from brimful.core.replay import ALLOWED, SHARDS, OtherRows, keep_weights, other_rows, shards_differ
 from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header, header_difference, shown
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
@@ -232,6 +232,8 @@ class ResumableIterator(Iterator[T], Generic[T]):
         if "rows" in allow and (differs := header_difference(state_dict["header"], self._header, allow - {"rows"})):
             words = f"{differs.name} was {differs.saved} when this state was saved, and is {differs.ours} here"
             self._context.run(other_rows, words)
+        if "urls" in allow:
+            self._context.run(SHARDS.set, shards_differ(state_dict["header"], self._header))
         self._context.run(keep_weights, self._stage, position, state_dict["header"], self._header)
         return position
 

@@ -126,7 +126,7 @@ class Waiting:
             return
         if now - then >= MOST_EPOCHS:
             raise DataError(
-                f"{now - then:,} epochs of {shown(self._stage)} went by without a sample. The data are empty, or something "
+                f"{now - then:,} epochs of {self._data} went by without a sample. The data are empty, or something "
                 "leaves out every sample: a filter, on_error='skip', overlong='drop'. Look at one epoch without repeat"
             )
         if now - then >= 2 and not self._warned:
@@ -134,9 +134,14 @@ class Waiting:
             logger.warning(
                 "%d epochs of %s went by without a sample; reading goes on, up to %s such epochs in a row",
                 now - then,
-                shown(self._stage),
+                self._data,
                 f"{MOST_EPOCHS:,}",
             )
+
+    @property
+    def _data(self) -> str:
+        first = self._stage.first_shard()
+        return shown(self._stage) + (f" (whose first file is {first})" if first else "")
 
 
 @contextmanager

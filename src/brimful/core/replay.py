@@ -52,6 +52,32 @@ ALLOWED: Final[ContextVar[OtherRows | None]] = ContextVar("brimful_allowed", def
 """What is said of other rows in the run whose code this is; None: they are refused."""
 
 
+SHARDS: Final[ContextVar[str]] = ContextVar("brimful_shards", default="")
+"""How the list of shards differs from that of the state which the run whose code this is goes on from, as the user allows it."""
+
+
+def shards_differ(saved: Any, ours: Any) -> str:
+    """How the lists of shards of two headers differ in number, and what to do; "" where they do not.
+
+    >>> two, three = ([{"verb": "from_files", "urls": {"shards": count, "digest": ""}}] for count in (2, 3))
+    >>> shards_differ(two, three)
+    'has changed (from 2 to 3), and a new shard may be read in this window: add shards between two epochs'
+    """
+    if isinstance(saved, list) and isinstance(ours, list):
+        return next(filter(None, map(shards_differ, saved, ours)), "")
+    if not isinstance(saved, dict) or not isinstance(ours, dict):
+        return ""
+    if "urls" not in saved or "urls" not in ours:
+        return next(filter(None, (shards_differ(saved[name], ours[name]) for name in saved if name in ours)), "")
+    then, now = saved["urls"]["shards"], ours["urls"]["shards"]
+    if then == now:
+        return ""
+    added = "and a new shard may be read in this window: add shards between two epochs"
+    return (
+        f"has changed (from {then:,} to {now:,}), {added if then < now else 'so put back those that were taken away'}"
+    )
+
+
 def other_rows(words: str) -> None:
     """Refuses other rows than those that a state was saved over, unless they are allowed. `words`: what differs.
 
@@ -59,6 +85,10 @@ def other_rows(words: str) -> None:
         StateError: with what to do.
     """
     if (allowed := ALLOWED.get()) is None:
+        if shards := SHARDS.get():
+            raise StateError(
+                f"{words}. The list of shards {shards}. Or go on with the data that saved it, or start anew"
+            )
         raise StateError(
             f"{words}. A shard was edited, a tokenizer or a function is another one, or a function is random. Go on with the "
             "data and code that saved it, go on with these rows by allow={'rows'}, or start anew. (allow={'functions'} and "

@@ -248,6 +248,10 @@ class Stage(ABC, Generic[T_co]):
         """When the newest of the files that it reads was written, and its name; (0.0, "") where nobody says."""
         return max((one.newest() for one in self.asked), default=(0.0, ""))
 
+    def first_shard(self) -> str:
+        """The name of the first file of a source that reads files; "" of other sources, and of several."""
+        return self.below[0].first_shard() if len(self.below) == 1 else ""
+
     def why_missing(self, error: Exception) -> str:
         """Why a function of the user's did not find in an item what it looked for, and what to do; "" where nobody knows."""
         return next((words for one in self.below if (words := one.why_missing(error))), "")
@@ -429,9 +433,9 @@ _REMEDIES: Final = {
     "allow={'urls'}",
     "functions": "go on with the function that saved it, or with this one by allow={'functions'} if it gives the same rows "
     "for the rows that were taken already; another one begins anew, or with the next epoch",
-    "fixed_weights": "a place in a mixture of indexed data is counted with its weights, which allow={'weights'} cannot change: "
-    "end the epoch with those that saved it (take(n) gives repeating data one), and begin the next with others. A new run can "
-    "change them midway if it mixes streams: files, stream() of data that repeat, or stream().take(n) of other data",
+    "fixed_weights": "allow={'weights'} works for mixtures of streams; this one is indexed, and a place in it is counted with "
+    "its weights: end the epoch with those that saved it (take(n) gives repeating data one), and begin the next with others. A "
+    "new run can change them midway if it mixes streams: files, stream() of data that repeat, or stream().take(n) of other data",
     "a mixture of indexed data": "a state cannot turn one into the other: go on with the indexed data, without stream()",
     "a mixture of streams": "a state cannot turn one into the other: go on with the streams. Where data do not repeat, that "
     "needs stream().take(n), as stream() alone leaves a mixture indexed",

@@ -71,7 +71,8 @@ def schedule(points: Mapping[int, Sequence[float]], *, by: Unit = "samples", bet
     Args:
         points: a list of weights for each count of samples served in all, from 0 on. A weight of 0 serves nothing.
         by: the unit of the counts and of the weights, "samples" or "tokens".
-        between: "step" keeps the weights up to the next point. "linear" changes them evenly, in 1,000 steps at most.
+        between: "step" keeps the weights up to the next point. "linear" changes the weights evenly as you wrote them, in
+            1,000 steps at most. Shares change evenly too if the weights of all points have one sum.
     Raises:
         ValueError: there is no point at 0, or the numbers of weights differ.
 

@@ -116,7 +116,8 @@ def rows_of(rows: Any) -> Any:
 def in_epoch(rows: Any, epoch: int, change: Callable[[Any], Any] = lambda rows: rows) -> Any:
     """The user's object, changed, as it is in an epoch: it is told the number, and so is what was made of it, if they want it
     (`set_epoch` of `datasets` and of torch)."""
-    for one in (rows, made := change(rows)):
+    made = change(rows)
+    for one in (rows,) if made is rows else (rows, made):
         if callable(tell := getattr(one, "set_epoch", None)):
             tell(epoch)
     return made

@@ -94,6 +94,9 @@ class FromFiles(Stage[Block]):
     def newest(self) -> tuple[float, str]:
         return max(((shard.written, shard.url) for shard in self.urls.listed), default=(0.0, ""))
 
+    def first_shard(self) -> str:
+        return next((shard.url for shard in self.urls.listed), "")
+
     def start(self, epoch: int) -> State:
         return [epoch, 0, []]
 

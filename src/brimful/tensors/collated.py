@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, MutableMapping
+from collections.abc import Callable, Generator, Iterable, MutableMapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from brimful.core.stats import Made
 from brimful.tensors.layouts import SIGNED, Collating, ColumnRules, Layout, refuse_taken
 
 if TYPE_CHECKING:
-    from brimful.tensors.columns import WindowColumns
+    from brimful.tensors.columns import ListColumn, WindowColumns
 
 
 Unlabelled = Literal["keep", "drop", "raise"]
@@ -76,6 +76,7 @@ class Collated(Stage[Any]):
 
         def ready() -> Generator[Collating, None, None]:
             said = False
+            own_lengths: dict[str, int] = {}
             with running(self.upstream, at) as batches:
                 for batch, after in batches:
                     columns = known.get(batch.window)
@@ -83,7 +84,7 @@ class Collated(Stage[Any]):
                         columns = known[batch.window] = columns_of(batch.window, self.rules, as_tensors)
                         if batch.plan.static and batch.plan.pieces is None:
                             lists = [one for one in columns.all if isinstance(one, ListColumn)]
-                            _say_varying([one.name for one in lists if one.follows is None])
+                            _say_varying(one for one in lists if one.follows is None and _varies(one, own_lengths))
                         if as_tensors:
                             made = TAKEN if batch.weight is None else (*OF_RANKS, *TAKEN)
                             refuse_taken(made, [column.name for column in columns.all])
@@ -162,8 +163,14 @@ def _unlabelled(batch: Batch, place: int, unlabelled: Unlabelled) -> str:
     )
 
 
-def _say_varying(names: list[str]) -> None:
-    if names:
+def _varies(column: ListColumn, lengths: dict[str, int]) -> bool:
+    """Whether the lists of a column differ in length, those of earlier windows included: `lengths` keeps the first, by name."""
+    counts = column.counts
+    return bool(len(counts) and (counts != lengths.setdefault(column.name, int(counts[0]))).any())
+
+
+def _say_varying(columns: Iterable[ListColumn]) -> None:
+    if names := [one.name for one in columns]:
         warn_once(
             "static shapes are those of the tokens; %s is padded to its own longest in each batch, so its shapes vary: drop it, "
             "or name it in token_columns",

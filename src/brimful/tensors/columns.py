@@ -405,10 +405,12 @@ def _unequal(
         )
     named = ", ".join(repr(one) for one in (*rules.length_columns, name))
     apart = f"give length_column=({named}), or " if len(rules.length_columns) == 1 else ""
+    others = [one for one in rules.beside_tokens[1:] if one != name and one in window.block.schema.names]
+    alone = "leave it out of token_columns=" if rules.token_columns is not None else f"pass token_columns={others}"
     return DataError(
         f"column {name!r} has {counts[sample]:,} values and {first!r} {expected[sample]:,} "
         f"({where(window.block, int(window.rows[sample]))}): token columns are cut, padded and packed together; where "
-        f"{name!r} has lengths of its own, as the labels of encoder-decoder models have, {apart}leave it out of token_columns="
+        f"{name!r} has lengths of its own, as the labels of encoder-decoder models have, {apart}{alone}"
     )
 
 
