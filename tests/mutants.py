@@ -667,7 +667,8 @@ MUTANTS = [
     Mutant(
         "the rows before a window are not checked",
         "batching/windows.py",
-        '                            check_replay(self.upstream, replayed.by_column(), saved, f"window {number}")\n',
+        "                            check_replay(self.upstream, replayed.by_column(), saved, "
+        'f"window {number}{begins(first)}")\n',
         "                            pass\n",
         EDITED,
     ),
