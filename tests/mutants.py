@@ -997,9 +997,16 @@ MUTANTS = [
     Mutant(
         "where time ends blocks, it ends none",
         "blocks/pace.py",
-        "int(WORK_SECONDS / 2 / max(self._seconds, 1e-9))",
+        "max(WORK_SECONDS / 2, self._fixed) / max(self._seconds, 1e-9)",
         "4_096",
         of("blocks/test_pace", "test_a_slow_function_gets_50_ms_of_work_at_once"),
+    ),
+    Mutant(
+        "what a call takes however few rows it has is taken for a row's",
+        "blocks/pace.py",
+        "if spread > count / 4 else seconds / rows",
+        "if False else seconds / rows",
+        of("blocks/test_pace", "test_what_a_call_takes_however_few_rows_it_has_makes_no_short_blocks"),
     ),
     Mutant(
         "where time ends blocks, those of a slow function are joined again",

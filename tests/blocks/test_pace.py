@@ -69,6 +69,39 @@ def test_a_slow_function_gets_50_ms_of_work_at_once(seconds: float, most: int) -
     assert [number for block in blocks for number in block["n"].to_pylist()] == [*range(300)]
 
 
+@pytest.mark.parametrize("seconds", [0.02, 0.06, 1.0])
+def test_what_a_call_takes_however_few_rows_it_has_makes_no_short_blocks(seconds: float) -> None:
+    """As where each call asks a server: a row a call would take a thousand times as long."""
+    clock, calls = 0.0, 0
+
+    def tokenizer(texts: list[str]) -> list[list[int]]:
+        nonlocal clock, calls
+        clock, calls = clock + seconds + 1e-5 * len(texts), calls + 1
+        return [[1]] * len(texts)
+
+    data = bf.from_sequence(pa.table({"text": ["a"] * 30_000})).tokenize(tokenizer)
+    with patch.object(pace, "now", lambda: clock):
+        blocks = blocks_of(data.stage)
+    assert sum(block.num_rows for block in blocks) == 30_000
+    assert calls < 45
+
+
+def test_a_function_that_grows_slow_gets_few_rows_at_once_and_a_quick_one_more_again() -> None:
+    clock, sizes = 0.0, []
+
+    def slow(row: dict[str, Any]) -> dict[str, Any]:
+        nonlocal clock
+        clock += 0.01 if 5_000 < row["n"] < 9_500 else 1e-6
+        return row
+
+    data = bf.from_sequence(pa.table({"n": range(30_000)})).map(slow)
+    with patch.object(pace, "now", lambda: clock):
+        sizes = [(block["n"][0].as_py(), block.num_rows) for block in blocks_of(data.stage)]
+    in_the_middle = [rows for first, rows in sizes if 8_192 <= first < 9_400]
+    assert max(in_the_middle) <= 12
+    assert max(rows for _, rows in sizes[-6:]) >= 1_024
+
+
 def test_a_quick_function_gets_blocks_as_long_as_ever() -> None:
     slow = Slow(1e-6)
     with slow.told():

@@ -93,9 +93,7 @@ def test_epochs_without_a_sample_are_an_error_and_no_wait(
     assert threading.active_count() <= threads
 
 
-def test_error_and_warning_name_the_empty_file_of_a_mixture(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_error_and_warning_name_the_empty_file_of_a_mixture(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_text('{"x": 1}\n' * 3 if name == "a" else "")
     one, empty = (bf.from_files(tmp_path / f"{name}.jsonl", repeat=True) for name in "ab")
