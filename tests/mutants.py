@@ -1459,9 +1459,9 @@ MUTANTS = [
     ),
     Mutant(
         "copies count as labels",
-        "core/own_keys.py",
-        "weights > 0",
-        "weights >= 0",
+        "tensors/loss.py",
+        "True if weights is None else weights > 0",
+        "True if weights is None else weights >= 0",
         of("tensors/test_weights", "test_copies_count_for_nothing[number]"),
     ),
     Mutant(

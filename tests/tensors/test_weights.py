@@ -17,7 +17,8 @@ import torch
 from torch.nn import functional as F
 
 import brimful as bf
-from brimful.core.own_keys import NUM_ITEMS, OWN_KEYS, rows_that_count
+from brimful.core.own_keys import NUM_ITEMS, OWN_KEYS
+from brimful.tensors.loss import rows_that_count
 from tests.shards import write
 
 COUNT: Final = 13
@@ -477,3 +478,9 @@ def test_a_collate_fn_that_counts_its_labels_has_the_last_word() -> None:
 
     (batch,) = data.batch(4, token_columns=[], collate_fn=collate)
     assert (batch["num_items_in_batch"], "num_items_on_rank" in batch) == (8, False)
+
+
+def test_a_list_of_weights_that_a_function_made_says_what_rows_count_for() -> None:
+    """It ended in a bare TypeError."""
+    batch = {"labels": torch.tensor([1.0, 2.0, 4.0]), "sample_weights": [1.0, 0.0, 1.0]}
+    assert bf.token_mean(batch["labels"], batch).item() == 2.5

@@ -1,12 +1,8 @@
-"""What brimful puts into a batch beside its columns, by name, and which rows of a batch count."""
+"""What brimful puts into a batch beside its columns, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    import torch
+from typing import Final
 
 NUM_ITEMS: Final = ("num_items_in_batch", "num_items_on_rank")
 """How many labels an optimizer step has: on all ranks, or on this one."""
@@ -39,18 +35,3 @@ class RankWeight(float):
 
     def __getnewargs__(self) -> tuple[float, int]:  # type: ignore[override]
         return float(self), self.num_ranks
-
-
-def rows_that_count(batch: Mapping[Any, Any]) -> torch.Tensor | bool:
-    """Which rows of a batch count in losses, in numbers of labels and in results: True for all, False for none, as in a filler,
-    or bool (rows,), where some may be copies up to a static shape.
-
-    >>> import torch
-    >>> rows_that_count({"sample_weights": torch.tensor([1.0, 0.0])}), rows_that_count({"is_filler": True}), rows_that_count({})
-    (tensor([ True, False]), False, True)
-    """
-    weight = batch.get("weight")
-    if batch.get("is_filler") is True or (isinstance(weight, float) and weight == 0):
-        return False
-    weights = batch.get(WEIGHTS)
-    return True if weights is None else weights > 0

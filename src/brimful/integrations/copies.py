@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from brimful.blocks.ragged import NOT_TRAINED_ON
-from brimful.core.own_keys import WEIGHTS, rows_that_count
+from brimful.core.own_keys import WEIGHTS
 from brimful.isolation.call import unwrapped
 from brimful.isolation.guard import by_name
-from brimful.tensors.loss import are_classes
+from brimful.tensors.loss import are_classes, rows_that_count
 
 
 class CopiesGuard:

@@ -21,7 +21,7 @@ from brimful.blocks.texts import why_missing
 from brimful.core.ahead import AHEAD, Deferred
 from brimful.core.errors import DataError, StageError, counted, integer, name_of, one_of, where
 from brimful.core.once import once, settings_of
-from brimful.core.own_keys import NUM_ITEMS, rows_that_count
+from brimful.core.own_keys import NUM_ITEMS
 from brimful.core.random import generators_of, seeded
 from brimful.core.stage import State
 from brimful.plan import Policy
@@ -357,7 +357,7 @@ class CollateFnLayout(Layout):
         return made is not None and _are_several(*made)
 
     def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:
-        from brimful.tensors.loss import num_labels
+        from brimful.tensors.loss import num_labels, rows_that_count
 
         known, found = read(batch, columns.rules.labels_follow), _labels_made(columns, item)
         if known is None or found is None or _are_several(*found):

@@ -10,7 +10,7 @@ import torch
 from brimful.batching.batch import Batch
 from brimful.blocks.ragged import NOT_TRAINED_ON, loss_labels
 from brimful.core.errors import DataError
-from brimful.core.own_keys import WEIGHTS, RankWeight, rows_that_count
+from brimful.core.own_keys import WEIGHTS, RankWeight
 from brimful.tensors.columns import WindowColumns
 
 
@@ -110,7 +110,27 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
         return nothing(loss_sum)
     count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
     count = torch.where(count == 0, 1, count)  # a part of a batch may have a share of a label
-    return _weighed_sum(loss_sum, batch.get(WEIGHTS)) * (world_size or 1) / count
+    return _weighed_sum(loss_sum, row_weights(batch)) * (world_size or 1) / count
+
+
+def rows_that_count(batch: Mapping[Any, Any]) -> torch.Tensor | bool:
+    """Which rows of a batch count in losses, in numbers of labels and in results: True for all, False for none, as in a filler,
+    or bool (rows,), where some may be copies up to a static shape.
+
+    >>> rows_that_count({"sample_weights": [1.0, 0.0]}), rows_that_count({"is_filler": True}), rows_that_count({})
+    (tensor([ True, False]), False, True)
+    """
+    weight = batch.get("weight")
+    if batch.get("is_filler") is True or (isinstance(weight, float) and weight == 0):
+        return False
+    weights = row_weights(batch)
+    return True if weights is None else weights > 0
+
+
+def row_weights(batch: Mapping[Any, Any]) -> torch.Tensor | None:
+    """What each row counts for, (rows,), also where a function of the user's says it by a list; None: each for 1."""
+    weights = batch.get(WEIGHTS)
+    return None if weights is None else torch.as_tensor(weights)
 
 
 def num_labels(labels: torch.Tensor, rows: torch.Tensor | bool = True) -> torch.Tensor:
