@@ -144,6 +144,33 @@ def test_a_data_set_that_gives_nothing_passes_its_turns_on() -> None:
             assert rows_of(data.iter(json.loads(state))) == expected[place + 1 :]
 
 
+@pytest.mark.parametrize(
+    ("counts", "points"),
+    [
+        ((3, 1), {0: [0, 1], 2: [1, 0], 10: [1, 1]}),  # it has begun again with the last row before a change
+        ((0, 1), {0: [1, 0], 4: [1, 1]}),
+        ((0, 2, 0), {0: [1, 0, 2], 4: [1, 1, 0], 9: [0, 1, 1]}),
+        ((0, 2), {0: [1, 1], 4: [0, 1]}),
+        ((2, 0, 3), {0: [1, 0, 0], 2: [0, 1, 0], 5: [0, 0, 1], 7: [1, 0, 1]}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_streams_and_an_index_end_together_where_data_begin_again(counts: Any, points: Any) -> None:
+    plan = bf.schedule(points)
+    streamed, indexed = (
+        bf.interleave_datasets(sources([*counts], kind), weights=plan, stop="all_repeat") for kind in (True, False)
+    )
+    found, states = [], []
+    with streamed.iter() as it:
+        for row in it:
+            found.append((int(row["of"]), int(row["row"])))
+            states.append(json.dumps(it.state_dict()))
+    assert rows_of(indexed) == found
+    assert len(indexed) == len(found) > 0
+    for place, state in enumerate(states):
+        assert rows_of(streamed.iter(json.loads(state))) == found[place + 1 :]
+
+
 def endless(count: int, **more: Any) -> list[Any]:
     return [bf.from_sequence([{"of": k} | more] * (k + 2), repeat=True) for k in range(count)]
 

@@ -112,7 +112,7 @@ def test_data_without_rows_end(tmp_path: Path) -> None:
         write(tmp_path / f"{n}.csv", data) for n, data in enumerate([b"", b"a,b\n", b"\n\r\n", BOM, b"\nc", b"a,b\n\n"])
     ]
     assert list(bf.from_files(urls)) == []
-    with pytest.raises(bf.DataError, match="1,000 epochs of from_files > repeat .*went by without a sample"):
+    with pytest.raises(bf.DataError, match=r"1,000 epochs of from_files > repeat .*went by without a sample"):
         list(bf.from_files(urls, repeat=True))
     assert list(bf.from_files([*urls, write(tmp_path / "x.csv", b"a\n1")])) == [{"a": 1}]
 

@@ -201,7 +201,17 @@ class Course:
                 break
             rows = segments[number + 1].start - at
             if total < rows:
-                if stop != "all" or not self._has_more(segments[number + 1 :], own, ended):
+                empty = [source for source, count in enumerate(counts) if count == 0]
+                if stop == "all_repeat" and not np.delete(own, empty).any():  # what has a share has no row
+                    ended = [one or source in empty for source, one in enumerate(ended)]
+                    if all(one or not waits for one, waits in zip(ended, waited_for)):
+                        break
+                elif stop != "all":
+                    break
+                waiting = [
+                    source for source in range(size) if own[source] == 0 and not (stop == "all" and ended[source])
+                ]
+                if not any(segment.weights[source] > 0 for segment in segments[number + 1 :] for source in waiting):
                     break
                 served, gone = most, [source for source in range(size) if own[source] > 0]
             else:
@@ -210,7 +220,7 @@ class Course:
                 source = int(np.argmax(latest))
                 last = float((served[source] - 1 + offsets[source]) / own[source]), source
                 ends = [
-                    (float((rest + offset) / weight), number) < last if rest is not None and weight > 0 else False
+                    (float((rest + offset) / weight), number) <= last if rest is not None and weight > 0 else False
                     for number, (rest, offset, weight) in enumerate(zip(left, offsets.tolist(), own.tolist()))
                 ]
                 gone = [source for source in range(size) if ends[source] and (stop == "all" or counts[source] == 0)]
@@ -222,12 +232,6 @@ class Course:
             before, place, at = before + served, place + int(served.sum()), segments[number + 1].start
         self._total = min(self.stretches[-1].start + int(self.stretches[-1].most.sum()), ENDLESS)
         self._starts = [stretch.start for stretch in self.stretches]
-
-    @staticmethod
-    def _has_more(segments: Sequence[Segment], own: NDArray[np.float64], ended: Sequence[bool]) -> bool:
-        """Whether a source that has weight 0 now, and rows, gets some later."""
-        left = [source for source, has_ended in enumerate(ended) if not has_ended and own[source] == 0]
-        return any(segment.weights[source] > 0 for segment in segments for source in left)
 
     def __len__(self) -> int:
         return self._total

@@ -138,8 +138,13 @@ class Interleave(Typed):
             if all(one.ended or not course.waits_for(number) for number, one in enumerate(sources)):
                 return False
             source.begin_again()
-            if not source.cursor.fill():
-                course.passed_on += source.pass_on(min((one.time for one in alive if one is not source), default=0.0))
+            if source.cursor.fill():
+                continue
+            if all(one.passed or not one.weight for one in alive if one is not source):  # what has a share has no row
+                source.passed = True
+                if course.skip(sources):
+                    continue
+            course.passed_on += source.pass_on(min((one.time for one in alive if one is not source), default=0.0))
         return False
 
 
@@ -194,7 +199,7 @@ class _Course:
 
     def skip(self, sources: Sequence[_Source]) -> bool:
         """Goes on to the next weights under which a source that is left has a share; False if there are none."""
-        left = [number for number, source in enumerate(sources) if not source.left_out]
+        left = [number for number, source in enumerate(sources) if not (source.left_out or source.weight)]
         later = [piece for piece in self._pieces if piece.start > self._end]
         if not any(piece.weights[number] > 0 for piece in later for number in left):
             return False
