@@ -145,7 +145,7 @@ class _Shape(NamedTuple):
     marked: list[set[int]]
 
 
-class _Place(NamedTuple):
+class _ContentAt(NamedTuple):
     """Where the content of a message stands, by its number."""
 
     number: int
@@ -719,14 +719,14 @@ class _Talk:
         pieces = _STRING.split(written)
         if "".join(pieces[::3]) != text:
             return None
-        at, places = 0, list[_Place]()
+        at, places = 0, list[_ContentAt]()
         for piece, name, mark in zip(pieces[::3], pieces[1::3], pieces[2::3]):
             at, number = at + len(piece), int(name)
             last = places[-1] if places else None
             if last and last.number == number and (mark == _CLOSE or not self.template.header_in(text, last.end, at)):
                 places[-1] = last._replace(end=at)
             else:
-                places.append(_Place(number, at, at))
+                places.append(_ContentAt(number, at, at))
         made = dict[int, list[Span]]()
         for number in lost:
             parts = self._around(number, places)
@@ -735,7 +735,7 @@ class _Talk:
             made[number] = parts
         return made
 
-    def _around(self, number: int, places: list[_Place]) -> list[Span] | None:
+    def _around(self, number: int, places: list[_ContentAt]) -> list[Span] | None:
         """The turn around a content, or between the contents of its neighbours; none where the template writes none. None where
         that cannot be told."""
         text, message = self.traced.text, self.messages[number]
@@ -743,7 +743,7 @@ class _Talk:
         own = [at for at, place in enumerate(places) if place.number == number]
         if not own and (not answers or _core(message) or (message.get("tool_calls") and not calls)):
             return []
-        edges = [_Place(-1, 0, 0), *places, _Place(len(self.messages), len(text), len(text))]
+        edges = [_ContentAt(-1, 0, 0), *places, _ContentAt(len(self.messages), len(text), len(text))]
         if len(own) > 1:  # of several places, that of the turn has a header
             own = [at for at in own if answers and self.template.header_in(text, edges[at].end, places[at].begin)]
             if len(own) != 1:
@@ -786,7 +786,7 @@ class _Talk:
                 break
         return made
 
-    def _stop(self, number: int, end: int, after: _Place) -> int | None:
+    def _stop(self, number: int, end: int, after: _ContentAt) -> int | None:
         """Where a turn stops whose content ends at a place; None where that cannot be told."""
         text, messages, template = self.traced.text, self.messages, self.template
         role, calls = messages[number]["role"], messages[number].get("tool_calls")

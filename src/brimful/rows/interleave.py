@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -71,7 +71,7 @@ class Interleave(Typed):
         epoch, states, text, *changed = at
         schema = from_text(text) if text else self.schema
         text = text or as_text(schema)
-        course = _Course(self.weights if self.saved_weights is None else self.saved_weights, len(states), *changed)
+        course = _WeightsNow(self.weights if self.saved_weights is None else self.saved_weights, len(states), *changed)
         replay = None
         if self.saved_weights is not None:
             replay = _Replay(self, at, course, sum(state[0] for state in states))
@@ -120,7 +120,7 @@ class Interleave(Typed):
     def first_types(self) -> pa.Schema:
         return union_of(self.upstreams, "interleave_datasets")
 
-    def _settle(self, sources: list[_Source], course: _Course) -> bool:
+    def _settle(self, sources: list[_Source], course: _WeightsNow) -> bool:
         """Goes by `stop` until a source is due that has a row; False where none will have one."""
         while alive := [source for source in sources if not source.left_out]:
             source = alive[due(*_shares(alive))]
@@ -151,7 +151,14 @@ class Interleave(Typed):
 _UNCHANGED: Final[Mapping[str, Any]] = {"since": 0, "owed": None, "until": [], "passed_on": 0}
 
 
-class _Course:
+class _InForce(NamedTuple):
+    """Weights, and how much is served in all where they end."""
+
+    end: int
+    weights: Sequence[float]
+
+
+class _WeightsNow:
     """Which weights hold, and what each source is owed since they do.
 
     Args:
@@ -168,13 +175,9 @@ class _Course:
         own = segments_of(weights)
         after = self._until[-1][0] if self._until else 0
         ends = [*(segment.start for segment in own[1:]), ENDLESS]
-        self._pieces = [Segment(*one) for one in self._until]  # of each, where it ends
-        self._pieces += [Segment(end, one.weights) for end, one in zip(ends, own) if end > after]
+        self._pieces = [*map(_InForce._make, self._until)]
+        self._pieces += [_InForce(end, one.weights) for end, one in zip(ends, own) if end > after]
         self._last = own[-1].weights
-
-    @property
-    def weights(self) -> Sequence[float]:
-        return next(piece.weights for piece in self._pieces if piece.start > self.since)
 
     @property
     def state(self) -> list[Any]:
@@ -188,22 +191,23 @@ class _Course:
 
     def left(self, sources: Sequence[_Source]) -> int:
         """How much is served before the weights change."""
-        return self._end - self.served(sources)
+        return self._now.end - self.served(sources)
 
     def settle(self, sources: Sequence[_Source]) -> None:
         """Gives the sources the weights that hold now."""
         while self.left(sources) <= 0:
             self._change(sources, self.served(sources))
-        for source, weight, owed in zip(sources, self.weights, self.owed, strict=True):
+        for source, weight, owed in zip(sources, self._now.weights, self.owed, strict=True):
             source.weight, source.owed = weight, owed
 
     def skip(self, sources: Sequence[_Source]) -> bool:
         """Goes on to the next weights under which a source that is left has a share; False if there are none."""
         left = [number for number, source in enumerate(sources) if not (source.left_out or source.weight)]
-        later = [piece for piece in self._pieces if piece.start > self._end]
+        end = self._now.end
+        later = [piece for piece in self._pieces if piece.end > end]
         if not any(piece.weights[number] > 0 for piece in later for number in left):
             return False
-        self._change(sources, self._end)
+        self._change(sources, end)
         self.settle(sources)
         return True
 
@@ -222,12 +226,13 @@ class _Course:
         return found
 
     @property
-    def _end(self) -> int:
-        return next(piece.start for piece in self._pieces if piece.start > self.since)
+    def _now(self) -> _InForce:
+        """The one that holds now."""
+        return next(piece for piece in self._pieces if piece.end > self.since)
 
     def _change(self, sources: Sequence[_Source], since: int) -> None:
         gone = [number for number, source in enumerate(sources) if source.left_out or source.passed]
-        self.owed = owed_after(self.owed, [source.served for source in sources], self.weights, gone)
+        self.owed = owed_after(self.owed, [source.served for source in sources], self._now.weights, gone)
         self.since, self.passed_on = since, 0
         for source in sources:
             source.served, source.passed = 0, False
@@ -236,7 +241,7 @@ class _Course:
 class _Replay:
     """A run of a mixture that has other weights than its state. `place`: how much was served so far."""
 
-    def __init__(self, mixture: Interleave, at: State, course: _Course, served: int) -> None:
+    def __init__(self, mixture: Interleave, at: State, course: _WeightsNow, served: int) -> None:
         self._mixture, self._at, self._course = mixture, at, course
         self._began: dict[str, Any] = {"since": course.since, "owed": course.owed, "passed_on": course.passed_on}
         self.place = self._until = course.since - course.passed_on + served
