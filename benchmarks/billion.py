@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 
 import brimful as bf
-from brimful.blocks.blocks import Block
-from brimful.core import random
 from brimful.core.states import sealed
 from brimful.index.index import DataIndex
 from brimful.index.sequence import FromSequence
+from brimful.plan import random
+from brimful.tables.blocks import Block
 
 RUNS = 9
 

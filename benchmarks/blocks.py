@@ -23,12 +23,12 @@ import pyarrow as pa
 
 import brimful as bf
 from brimful.batching.windows import Buffered
-from brimful.blocks.blocks import Block
 from brimful.core.ahead import Ahead
-from brimful.core.errors import ORIGIN, origins
 from brimful.core.stage import END, Stage, State, running
 from brimful.rows.concat import Concat
 from brimful.rows.unbatch import Unbatch
+from brimful.tables.blocks import Block
+from brimful.tables.origins import ORIGIN, origins
 
 ROWS = 4096
 TOKENS = 100

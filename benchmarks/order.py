@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core import random
 from brimful.index.order import Order
+from brimful.plan import random
 
 RUNS = 7
 PLACES = 1 << 20

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from brimful.blocks.blocks import visible
-from brimful.core.errors import DataError, OnError, count, tallied
+from brimful.core.counters import OnError, count, tallied
+from brimful.plan.errors import DataError
 from brimful.sources.format import Format, Position, Wanted
+from brimful.tables.blocks import visible
 from tests.shards import Memory
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import pyarrow as pa
 
 import brimful as bf
-from brimful.core.errors import DataError, OnError, count, tallied
+from brimful.core.counters import OnError, count, tallied
+from brimful.plan.errors import DataError
 from brimful.sources.bytes import LocalFile
 from brimful.sources.format import Wanted
 from brimful.sources.formats import FORMATS

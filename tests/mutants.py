@@ -149,7 +149,7 @@ MUTANTS = [
     ),
     Mutant(
         "what one object works out waits for all others of its class",
-        "core/once.py",
+        "plan/once.py",
         "key = id(instance), name",
         "key = type(instance), name",
         of("core/test_once", "test_objects_do_not_wait_for_one_another"),
@@ -296,21 +296,21 @@ MUTANTS = [
     ),
     Mutant(
         "the pieces of a long block are not counted",
-        "blocks/resize.py",
+        "tables/resize.py",
         "yield block.slice(done - rows, rows), [before, done, compared, saved, number]",
         "yield block.slice(done - rows, rows), [before, 0, compared, saved, number]",
         law("blocks.Rebatch"),
     ),
     Mutant(
         "one row too few is read again",
-        "blocks/rechunk.py",
+        "tables/rechunk.py",
         "row, value, read, in_state(",
         "row, value, read - 1, in_state(",
         law("rows.PackChunk"),
     ),
     Mutant(
         "held rows are checked by the last block of them",
-        "blocks/rechunk.py",
+        "tables/rechunk.py",
         "found.add(held[-1].rest.slice(held[-1].rest.num_rows - fresh))",
         "found = held_checksums([held[-1]])",
         of(
@@ -320,21 +320,21 @@ MUTANTS = [
     ),
     Mutant(
         "joined blocks are cut where they happen to lie in memory",
-        "blocks/resize.py",
+        "tables/resize.py",
         "sum(map(bytes_in, visible(block).columns))",
         "pa.ipc.get_record_batch_size(block)",
         of("blocks/test_resize", "test_bytes_are_those_of_the_rows_alone"),
     ),
     Mutant(
         "joined blocks have the state after the first of them",
-        "blocks/resize.py",
+        "tables/resize.py",
         "rows + count, size + own, after",
         "rows + count, size + own, state or after",
         of("blocks/test_resize", "test_where_blocks_are_joined_depends_on_the_state_alone"),
     ),
     Mutant(
         "the rows that are held at the end are lost where upstream does not say that it ends",
-        "blocks/rechunk.py",
+        "tables/rechunk.py",
         "elif held and before != END:",
         "elif False:",
         of("test_law", "test_held_rows_come_out_where_upstream_ends_without_saying_so"),
@@ -480,7 +480,7 @@ MUTANTS = [
     ),
     Mutant(
         "strings become bytes, and bools numbers, beside others that are such",
-        "blocks/schema.py",
+        "tables/schema.py",
         "if _mixed(values, own.type):",
         "if False:",
         of("sources/test_cbor", "test_what_an_item_gives_does_not_depend_on_the_items_around_it"),
@@ -624,7 +624,7 @@ MUTANTS = [
     # -- refusals
     Mutant(
         "replayed rows are not checked",
-        "blocks/blocks.py",
+        "tables/blocks.py",
         "    if words := difference(ours, saved):\n",
         "    if words := '':\n",
         EDITED,
@@ -674,28 +674,28 @@ MUTANTS = [
     ),
     Mutant(
         "only lengths are checked",
-        "blocks/checksums.py",
+        "tables/checksums.py",
         "            self._add_bytes(str(kind), fixed_bytes(values).data)\n",
         "            pass\n",
         EDITED,
     ),
     Mutant(
         "a checksum depends on where a block lies in memory",
-        "blocks/checksums.py",
+        "tables/checksums.py",
         "crc32(np.diff(offsets).data, self._sizes)",
         "crc32(offsets.data, self._sizes)",
         of("blocks/test_checksums", "test_checksums_are_of_the_rows_however_they_are_cut_and_kept"),
     ),
     Mutant(
         "a column that is null in a block is not counted there",
-        "blocks/checksums.py",
+        "tables/checksums.py",
         ".add(array, self._rows)",
         ".add(array, 0)",
         of("blocks/test_checksums", "test_checksums_are_of_the_rows_however_they_are_cut_and_kept"),
     ),
     Mutant(
         "a list that is null is not told from an empty one",
-        "blocks/checksums.py",
+        "tables/checksums.py",
         "        self._nulls = self._changes(place, array)\n",
         "",
         of("blocks/test_checksums", "test_columns_that_differ_have_other_checksums_and_no_others"),
@@ -811,7 +811,7 @@ MUTANTS = [
     # -- a rank's own rows, and the labels of its step
     Mutant(
         "chosen_labels are padded with a token",
-        "blocks/ragged.py",
+        "tables/ragged.py",
         'name == LABELS or name.endswith(f"_{LABELS}")',
         "name == LABELS",
         of("tensors/test_columns", "test_every_column_of_labels_is_padded_with_minus_100[False]"),
@@ -926,7 +926,7 @@ MUTANTS = [
     ),
     Mutant(
         "each run tells types anew",
-        "blocks/typed.py",
+        "tables/typed.py",
         "END if after == END else [after, text]",
         'END if after == END else [after, ""]',
         of("rows/test_map", "test_types_are_those_of_epoch_0_and_stay_in_the_state"),
@@ -940,35 +940,35 @@ MUTANTS = [
     ),
     Mutant(
         "a function is called for whole blocks from the first one on",
-        "blocks/resize.py",
+        "tables/resize.py",
         "while block.num_rows - done > 2 * (rows := rows_after(number)):",
         "while block.num_rows - done > 2 * (rows := 2_048):",
         of("rows/test_calls", "test_a_first_sample_takes_32_calls_and_a_resume_no_more"),
     ),
     Mutant(
         "where time ends blocks, done rows are looked for in the first one alone",
-        "blocks/rechunk.py",
+        "tables/rechunk.py",
         "                skip -= done\n",
         "                skip = 0\n",
         of("test_law", "test_law_where_time_ends_blocks[rows.ConcatChunk]"),
     ),
     Mutant(
         "where time ends blocks, a resume reads a block again, not its rows",
-        "blocks/resize.py",
+        "tables/resize.py",
         "while sum(block.num_rows for block in held) < compared:",
         "while not held:",
         of("test_law", "test_law_where_time_ends_blocks[rows.Unbatch]"),
     ),
     Mutant(
         "where time ends blocks, it tells the types of results",
-        "blocks/typed.py",
+        "tables/typed.py",
         "[made.slice(0, most - end) for",
         "[made for",
         of("blocks/test_pace", "test_types_are_those_of_the_first_32_results_however_blocks_end"),
     ),
     Mutant(
         "where time ends blocks, map_blocks reads them",
-        "blocks/typed.py",
+        "tables/typed.py",
         "return self.upstream if self.by_row else self.upstream.whole()",
         "return self.upstream",
         of("blocks/test_pace", "test_map_blocks_gets_the_same_blocks_in_each_run"),
@@ -996,28 +996,28 @@ MUTANTS = [
     ),
     Mutant(
         "where time ends blocks, it ends none",
-        "blocks/pace.py",
+        "tables/pace.py",
         "max(WORK_SECONDS / 2, self._fixed) / max(self._seconds, 1e-9)",
         "4_096",
         of("blocks/test_pace", "test_a_slow_function_gets_50_ms_of_work_at_once"),
     ),
     Mutant(
         "what a call takes however few rows it has is taken for a row's",
-        "blocks/pace.py",
+        "tables/pace.py",
         "if spread > count / 4 else seconds / rows",
         "if False else seconds / rows",
         of("blocks/test_pace", "test_what_a_call_takes_however_few_rows_it_has_makes_no_short_blocks"),
     ),
     Mutant(
         "where time ends blocks, those of a slow function are joined again",
-        "blocks/resize.py",
+        "tables/resize.py",
         "slow = patience.over",
         "slow = False",
         of("blocks/test_pace", "test_rows_that_were_waited_for_are_not_held_for_others"),
     ),
     Mutant(
         "32 results tell the types also where a column is null in them",
-        "blocks/typed.py",
+        "tables/typed.py",
         "while wanted <= count and wanted < SAMPLE_ROWS and not",
         "while False and not",
         of("rows/test_calls", "test_types_that_are_not_told_by_32_results_take_up_to_1000"),
@@ -1073,21 +1073,21 @@ MUTANTS = [
     ),
     Mutant(
         "which side a text is on depends on what lies behind it in memory",
-        "blocks/hashes.py",
+        "tables/hashes.py",
         "    words &= ",
         "    words ^= 0 & ",
         of("rows/test_train_valid_split", "test_a_hash_is_that_of_the_value_wherever_it_lies"),
     ),
     Mutant(
         "a column that is null moves samples across a split",
-        "blocks/hashes.py",
+        "tables/hashes.py",
         "    out[hashes == _NULL] = 0\n",
         "",
         of("rows/test_train_valid_split", "test_a_null_is_as_if_its_column_were_not_there_and_columns_have_no_order"),
     ),
     Mutant(
         "equal samples of two streams are on two sides",
-        "blocks/hashes.py",
+        "tables/hashes.py",
         "random.key(self.seed)",
         "id(self)",
         of("rows/test_train_valid_split", "test_equal_samples_are_on_one_side_also_in_several_streams"),
@@ -1190,7 +1190,7 @@ MUTANTS = [
     ),
     Mutant(
         "truth values of a slice are those before it",
-        "blocks/ragged.py",
+        "tables/ragged.py",
         'bitorder="little")[values.offset :]',
         'bitorder="little")[: len(values)]',
         of("blocks/test_ragged", "test_truth_values_go_to_arrow_and_back_by_bits_also_of_slices"),
@@ -1551,7 +1551,7 @@ MUTANTS = [
     ),
     Mutant(
         "labels are counted where the loss is taken over shifted ones",
-        "blocks/ragged.py",
+        "tables/ragged.py",
         "return SHIFTED if SHIFTED in names else LABELS if LABELS in names",
         "return LABELS if LABELS in names else SHIFTED if SHIFTED in names",
         of(
@@ -1644,7 +1644,7 @@ MUTANTS = [
     ),
     Mutant(
         "chunks leave labels out in silence",
-        "blocks/ragged.py",
+        "tables/ragged.py",
         "if left_out and block.num_rows:",
         "if False:",
         of("rows/test_chunk", "test_what_says_which_tokens_count_is_not_left_out_in_silence"),
@@ -1770,7 +1770,7 @@ MUTANTS = [
     ),
     Mutant(
         "chunks are cut where an epoch ends",
-        "blocks/rechunk.py",
+        "tables/rechunk.py",
         "return replace(self, upstream=endless(self.upstream))",
         "return None",
         of("core/test_repeat", "test_chunks_flow_over_the_seams_of_epochs"),
@@ -1849,14 +1849,14 @@ MUTANTS = [
     ),
     Mutant(
         "rare packs of many blocks are joined",
-        "blocks/rechunk.py",
+        "tables/rechunk.py",
         "if 0 < out.num_rows < COALESCED_ROWS < block.num_rows:",
         "if False:",
         of("rows/test_pack_chunk", "test_a_resume_reads_few_of_the_rows_that_were_left_out"),
     ),
     Mutant(
         "what is left out is counted again where it is read again",
-        "blocks/rechunk.py",
+        "tables/rechunk.py",
         "self.leave_out(sizes[old:][~some[old:]])",
         "self.leave_out(sizes[~some])",
         of("rows/test_pack_chunk", "test_what_a_resume_reads_again_is_not_counted_again"),
@@ -2206,7 +2206,7 @@ MUTANTS = [
     ),
     Mutant(
         "a checksum is of what lies under a null",
-        "blocks/checksums.py",
+        "tables/checksums.py",
         "array.drop_null() if array.null_count else array",
         "array",
         of("blocks/test_checksums", "test_what_lies_under_a_null_and_where_a_row_came_from_do_not_count"),
@@ -2362,7 +2362,7 @@ MUTANTS = [
     ),
     Mutant(
         "keys inside of a column of a later shard are left out",
-        "blocks/schema.py",
+        "tables/schema.py",
         "(_alike(own, kind) and not _loses(own, kind))",
         "_alike(own, kind)",
         of("sources/test_columnar", "test_no_key_inside_of_a_column_is_lost"),
@@ -2435,7 +2435,7 @@ MUTANTS = [
     ),
     Mutant(
         "types are guessed anew in each task",
-        "blocks/typed.py",
+        "tables/typed.py",
         ", types=partial(from_text, as_text(self.schema)), parallel=",
         ", parallel=",
         of("ray/test_spread", "test_tasks_have_the_types_of_the_whole"),
@@ -2485,7 +2485,7 @@ MUTANTS = [
     ),
     Mutant(
         "as many samples as there were rows have the places of those",
-        "blocks/blocks.py",
+        "tables/blocks.py",
         "(parents[1:] > parents[:-1]).all()",
         "True",
         of("rows/test_flat_map", "test_as_many_samples_as_rows_have_the_places_of_their_rows"),
@@ -2499,7 +2499,7 @@ MUTANTS = [
     ),
     Mutant(
         "what was worked out is pickled",
-        "core/once.py",
+        "plan/once.py",
         "{field.name: getattr(description, field.name) for field in fields(description)}",
         "dict(vars(description))",
         of("core/test_once", "test_neither_what_is_worked_out_nor_its_lock_is_pickled"),
@@ -2555,7 +2555,7 @@ MUTANTS = [
     ),
     Mutant(
         "workers hand on results as they are cut, not as they were asked for",
-        "blocks/parallel.py",
+        "tables/parallel.py",
         "        if one.last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks)), one.after",
         "        if one.last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks[::-1])), one.after",
         of("blocks/test_parallel", "test_the_results_are_those_of_one_worker_in_order"),
@@ -2569,7 +2569,7 @@ MUTANTS = [
     ),
     Mutant(
         "columns that no data set had in epoch 0 are lost",
-        "blocks/several.py",
+        "tables/several.py",
         "    if unknown := [name for name in rows.schema.names if name not in schema.names]:",
         "    if unknown := [name for name in () if name not in schema.names]:",
         of("rows/test_concat", "test_columns_of_data_that_are_empty_in_epoch_0_are_not_lost"),
@@ -2927,7 +2927,7 @@ MUTANTS = [
     ),
     Mutant(
         "the loop's generators are left where a collate_fn left them",
-        "core/random.py",
+        "plan/random.py",
         "torch.random.set_rng_state(before[2])",
         "pass",
         of("tensors/test_collate_random", "test_the_loop_draws_what_it_draws_without_it"),
@@ -2949,7 +2949,7 @@ MUTANTS = [
     # -- integrations: what trainers count is what was trained on, and what they skip costs nothing
     Mutant(
         "other weights hold for rows that are read again",
-        "blocks/blocks.py",
+        "tables/blocks.py",
         "    reached()\n",
         "",
         of("core/test_replay", "test_other_weights_lose_nothing_and_repeat_nothing_at_any_place[windows]"),
@@ -2977,7 +2977,7 @@ MUTANTS = [
     ),
     Mutant(
         "how far the weights before hold depends on workers",
-        "blocks/parallel.py",
+        "tables/parallel.py",
         "not self.max_workers or REPLAY.get() is not None",
         "not self.max_workers",
         of("core/test_replay", "test_old_weights_hold_for_the_open_windows_alone_however_much_is_read_ahead"),

@@ -40,16 +40,7 @@ from brimful.batching.round_robin import RoundRobin
 from brimful.batching.sharded import Sharded
 from brimful.batching.shuffle import Shuffle
 from brimful.batching.windows import Buffered, Planned
-from brimful.blocks import pace
-from brimful.blocks.blocks import Block, Sample
-from brimful.blocks.choice import Choice
-from brimful.blocks.hashes import Split
-from brimful.blocks.parallel import Parallel
-from brimful.blocks.ragged import EMPTY
-from brimful.blocks.resize import Rebatch
-from brimful.blocks.texts import TextBytes
 from brimful.core.ahead import Ahead
-from brimful.core.errors import ORIGIN, origins
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.repeat import Repeat
 from brimful.core.stage import END, Stage, State, running
@@ -98,6 +89,15 @@ from brimful.rows.unbatch import Unbatch
 from brimful.rows.zip import Zip
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable, FromTables
+from brimful.tables import pace
+from brimful.tables.blocks import Block, Sample
+from brimful.tables.choice import Choice
+from brimful.tables.hashes import Split
+from brimful.tables.origins import ORIGIN, origins
+from brimful.tables.parallel import Parallel
+from brimful.tables.ragged import EMPTY
+from brimful.tables.resize import Rebatch
+from brimful.tables.texts import TextBytes
 from brimful.tensors.bucketed import Bucketed, ToBuckets
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Nested, Padded

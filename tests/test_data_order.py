@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import brimful as bf
-from brimful.blocks.blocks import Sample
+from brimful.tables.blocks import Sample
 from tests import strategies as draw
 
 ROWS = [{"id": number, "input_ids": [number] * (1 + number * 7 % 10)} for number in range(12)]

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import brimful as bf
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import concat
-from brimful.core.errors import ORIGIN, origins, where
+from brimful.tables.blocks import Block
+from brimful.tables.origins import ORIGIN, origins, where
+from brimful.tables.ragged import concat
 
 
 def block_of(name: str, *lines: int, unit: str = "line") -> Block:
@@ -39,7 +39,7 @@ def test_a_block_names_file_and_line_of_its_rows_in_another_process(tmp_path: Pa
     (tmp_path / "block").write_bytes(written(block))  # type: ignore[operator]
     code = f"""
 import pickle
-from brimful.core.errors import origins, where
+from brimful.plan.errors import origins, where
 import numpy as np
 origins("another shard", np.arange(3))
 block = pickle.load(open({str(tmp_path / "block")!r}, "rb"))

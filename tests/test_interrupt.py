@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import brimful as bf
-from brimful.core.errors import logger
 from brimful.core.iterator import ResumableIterator
+from brimful.plan.errors import logger
 from brimful.testing import first_difference
 from tests import strategies as draw
 from tests.core.test_iterator import ROWS, nothing_is_left, shards

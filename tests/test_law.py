@@ -23,7 +23,6 @@ import brimful as bf
 from brimful.async_loader import Loaded
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
-from brimful.blocks.blocks import Block
 from brimful.core.repeat import Repeat
 from brimful.core.stage import END, Stage, running
 from brimful.dataset import dataset_of
@@ -41,6 +40,7 @@ from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.take import Take
 from brimful.rows.unbatch import Unbatch
 from brimful.sources.files import FromFiles
+from brimful.tables.blocks import Block
 from brimful.tensors.collated import Collated
 from brimful.testing import assert_exact_resume, first_difference
 from tests import strategies as draw

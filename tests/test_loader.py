@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader
 
 import brimful as bf
 from brimful.async_loader import AsyncLoader
-from brimful.core.errors import StageError, StateError, warn_once
 from brimful.core.states import as_text
 from brimful.loader import Loader
+from brimful.plan.errors import StageError, StateError, warn_once
 from tests.effort import examples
 from tests.strategies import letters
 

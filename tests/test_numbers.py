@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import brimful as bf
-from brimful.core.errors import MOST, finite, integer, positive
 from brimful.encoding.encoders import encoder_for
+from brimful.plan.errors import MOST, finite, integer, positive
 from brimful.plan.overlong import split_long
 from brimful.plan.schedule import check
 

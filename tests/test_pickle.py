@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.batching.window import PlanningWindow
-from brimful.blocks.blocks import Block
-from brimful.core.errors import add_counts, count, skipped, tallied
+from brimful.core.counters import add_counts, count, skipped, tallied
 from brimful.core.stage import Stage, State, running
 from brimful.rows.chunk import Chunk
+from brimful.tables.blocks import Block
 from brimful.testing import first_difference
 from tests import strategies as draw
 from tests.effort import examples

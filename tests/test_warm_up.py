@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import brimful as bf
-from brimful.core.errors import warn_once
+from brimful.plan.errors import warn_once
 from tests.test_wikitext import DATA, tokenized
 
 

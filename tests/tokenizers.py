@@ -11,7 +11,7 @@ import tiktoken
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from brimful.blocks.ragged import Ragged
+from brimful.tables.ragged import Ragged
 from tests.texts import texts
 
 TEXTS = [

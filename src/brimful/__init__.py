@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from brimful.async_loader import AsyncLoader
     from brimful.batches import Batches
     from brimful.batching.sampler import BatchSampler
-    from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
     from brimful.core.states import merge_states
     from brimful.dataset import Dataset, IndexedDataset
     from brimful.inference.inference import map_batches_in_order
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
         optimal_buckets,
         uniform_buckets,
     )
+    from brimful.plan.errors import BrokenError, DataError, RankError, StageError, StateError
     from brimful.plan.schedule import schedule
     from brimful.read import (
         concat_datasets,
@@ -111,13 +111,13 @@ _MODULE_OF: Final = {
     "AsyncLoader": "brimful.async_loader",
     "BatchSampler": "brimful.batching.sampler",
     "Batches": "brimful.batches",
-    "BrokenError": "brimful.core.errors",
-    "DataError": "brimful.core.errors",
+    "BrokenError": "brimful.plan.errors",
+    "DataError": "brimful.plan.errors",
     "Dataset": "brimful.dataset",
     "IndexedDataset": "brimful.dataset",
-    "RankError": "brimful.core.errors",
-    "StageError": "brimful.core.errors",
-    "StateError": "brimful.core.errors",
+    "RankError": "brimful.plan.errors",
+    "StageError": "brimful.plan.errors",
+    "StateError": "brimful.plan.errors",
     "attention": "brimful.tensors.attention",
     "build_dynamic_batch_dataloader": "brimful.memory.dataloader",
     "concat_datasets": "brimful.read",

@@ -15,12 +15,12 @@ import torch
 from brimful.core.above import GUARD
 from brimful.core.ahead import HANDED_ON
 from brimful.core.consumed import Consumed, Snapshot, snapshot_of
-from brimful.core.errors import by_name, logger, one_of, truth
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stage import Stage, State, runtime
 from brimful.core.stats import Stats
 from brimful.loader import Loader, LoaderIterator
 from brimful.plan import uniform_buckets
+from brimful.plan.errors import by_name, logger, one_of, truth
 from brimful.tensors.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.tensors.on_device import OnDevice, StaticBuffers, numbered
 

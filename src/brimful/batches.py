@@ -15,22 +15,22 @@ from brimful.batching.planners import BatchPlanner
 from brimful.batching.round_robin import RoundRobin, told
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
-from brimful.blocks.blocks import Block, Sample
-from brimful.blocks.inside import as_html, as_text, facts
-from brimful.blocks.parallel import ExecutorType, Parallel
-from brimful.blocks.ragged import is_labels
-from brimful.blocks.texts import TokenizedText
 from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
-from brimful.core.errors import by_name, function, integer, names_of, one_of, timeout, truth, warn_once
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.iterator import ResumableIterator
-from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
 from brimful.core.stage import Stage, check_depth, running
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.indexed import Indexed
 from brimful.plan.budget import SampleCost, sample_cost
+from brimful.plan.errors import by_name, function, integer, names_of, one_of, timeout, truth, warn_once
+from brimful.plan.once import once, settings_of
+from brimful.tables.blocks import Block, Sample
+from brimful.tables.inside import as_html, as_text, facts
+from brimful.tables.parallel import ExecutorType, Parallel
+from brimful.tables.ragged import is_labels
+from brimful.tables.texts import TokenizedText
 from brimful.tensors.collated import Collated, Unlabelled
 from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Layout, PackedLayout, layout_named
 

@@ -18,14 +18,7 @@ from brimful.batching.batched import ShuffleBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shuffle import Shuffle
-from brimful.blocks.blocks import Block, Sample, samples
-from brimful.blocks.choice import Choice
-from brimful.blocks.hashes import Side, Split
-from brimful.blocks.inside import as_html, as_text, facts
-from brimful.blocks.parallel import ExecutorType, Parallel
-from brimful.blocks.ragged import TruncateSide
-from brimful.blocks.resize import Rebatch
-from brimful.core.errors import OnError, check_version, function, integer, names_of, one_of, timeout, truth
+from brimful.core.counters import OnError
 from brimful.core.iterator import ResumableIterator
 from brimful.core.progress import shown as progress
 from brimful.core.repeat import Repeat
@@ -47,6 +40,7 @@ from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSp
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.buckets import Rounding
 from brimful.plan.budget import SampleCost, sample_cost
+from brimful.plan.errors import check_version, function, integer, names_of, one_of, timeout, truth
 from brimful.plan.plan import is_policy
 from brimful.ray.spread import spread
 from brimful.rows.add_bos_eos import AddBosEos
@@ -76,6 +70,13 @@ from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.unbatch import Unbatch
 from brimful.store.index import StoreIndex
 from brimful.store.writer import write_store
+from brimful.tables.blocks import Block, Sample, samples
+from brimful.tables.choice import Choice
+from brimful.tables.hashes import Side, Split
+from brimful.tables.inside import as_html, as_text, facts
+from brimful.tables.parallel import ExecutorType, Parallel
+from brimful.tables.ragged import TruncateSide
+from brimful.tables.resize import Rebatch
 from brimful.tensors.collated import Unlabelled
 
 if TYPE_CHECKING:

@@ -15,11 +15,12 @@ from brimful.core.above import GUARD
 from brimful.core.ahead import hands_on
 from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
-from brimful.core.errors import BrokenError, StateError, integer, tallied, warn_once
+from brimful.core.counters import tallied
 from brimful.core.iterator import ResumableIterator, position_in
 from brimful.core.stage import Stage, allowed, shown
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
+from brimful.plan.errors import BrokenError, StateError, integer, warn_once
 
 
 class Runs(Protocol):

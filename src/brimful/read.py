@@ -8,8 +8,7 @@ from typing import Any, Literal, cast, overload
 
 import pyarrow as pa
 
-from brimful.blocks.blocks import Sample
-from brimful.core.errors import OnError, function, names_of, one_of, timeout
+from brimful.core.counters import OnError
 from brimful.dataset import Dataset, IndexedDataset, check_vocabularies, concatenated, dataset_of, several, stages_of
 from brimful.index.indexed import Indexed
 from brimful.index.interleave import Interleave as IndexInterleave
@@ -17,6 +16,7 @@ from brimful.index.map_style import MapStyleIndex, checked_lengths, new_name
 from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.index.tables import TableIndex
 from brimful.index.zip import Zip as IndexZip
+from brimful.plan.errors import function, names_of, one_of, timeout
 from brimful.plan.mix import Stop
 from brimful.plan.schedule import Schedule
 from brimful.rows.interleave import Interleave
@@ -27,6 +27,7 @@ from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable, FromTables
 from brimful.sources.urls import Shards
 from brimful.store.index import StoreIndex
+from brimful.tables.blocks import Sample
 
 
 def from_files(

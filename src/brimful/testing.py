@@ -17,10 +17,10 @@ import pyarrow as pa
 from brimful.batches import Batches
 from brimful.batching.batch import Batch
 from brimful.batching.window import PlanningWindow
-from brimful.blocks.ragged import concat
 from brimful.core.above import GUARD
 from brimful.core.stage import Stage, State, running
 from brimful.dataset import Dataset
+from brimful.tables.ragged import concat
 
 if TYPE_CHECKING:
     from brimful.isolation.probe import Leak

@@ -13,13 +13,13 @@ import torch
 
 from brimful.batches import Batches
 from brimful.batching.batch import Batch
-from brimful.core.errors import integer, logger, name_of, one_of
 from brimful.core.items import TakeItems
 from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.core.stats import recompile_limit
 from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
+from brimful.plan.errors import integer, logger, name_of, one_of
 from brimful.tensors.layouts import ColumnRules
 from brimful.tensors.structures import mapped, tensors_of
 

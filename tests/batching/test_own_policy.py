@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import brimful as bf
-from brimful.core.errors import DataError, StateError
+from brimful.plan.errors import DataError, StateError
 
 DATA = bf.from_sequence([{"id": number, "input_ids": [1] * (1 + number * 7 % 40)} for number in range(200)])
 

@@ -21,10 +21,10 @@ from torch.distributed import HashStore
 import brimful as bf
 from brimful.batching.batch import Batch
 from brimful.batching.window import IntArray
-from brimful.core.errors import warn_once
 from brimful.core.own_keys import OWN_KEYS
 from brimful.dataset import dataset_of
 from brimful.index.index import DataIndex
+from brimful.plan.errors import warn_once
 from brimful.testing import first_difference
 from tests.effort import examples
 from tests.shards import write

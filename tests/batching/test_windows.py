@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.batching.windows import Buffered, Planned
-from brimful.blocks.blocks import Block
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, running
 from brimful.plan import TokenBudget
+from brimful.tables.blocks import Block
 from brimful.testing import assert_exact_resume
 from tests.samples import tokens
 

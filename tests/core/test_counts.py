@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.blocks import pace
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stage import Stage
 from brimful.rows.filter import Filter
+from brimful.tables import pace
 from tests import strategies as draw
 from tests.effort import examples
 

@@ -22,9 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.blocks.blocks import Sample
 from brimful.core.background import JOIN_SECONDS
 from brimful.core.stats import Stats
+from brimful.tables.blocks import Sample
 from brimful.testing import first_difference
 from tests import strategies as draw
 from tests.effort import examples

@@ -13,10 +13,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, models
 from tokenizers import normalizers as n
 from tokenizers import pre_tokenizers as p
 
-from brimful.blocks.ragged import Ragged, flat
 from brimful.encoding import compiled, splittable
 from brimful.encoding.compiled import Compiled, with_new_characters
 from brimful.encoding.splittable import CL100K, DEEPSEEK_V3, O200K, QWEN2, QWEN3_5
+from brimful.tables.ragged import Ragged, flat
 from tests import tokenizers as make
 from tests.effort import SOAK, times
 from tests.encoding.test_encoders import rows_of

@@ -16,7 +16,6 @@ import pytest
 from tokenizers import pre_tokenizers as p
 
 import brimful as bf
-from brimful.blocks.ragged import Ragged
 from brimful.core.background import RUN, Running, Workers
 from brimful.encoding import engines
 from brimful.encoding.encoder import Encoder
@@ -24,6 +23,7 @@ from brimful.encoding.encoder_kinds import GigatokenEncoder, TransformersEncoder
 from brimful.encoding.encoders import encoder_for
 from brimful.encoding.engines import EngineName
 from brimful.encoding.word_cache import WordCache
+from brimful.tables.ragged import Ragged
 from tests import tokenizers as make
 from tests.encoding.test_encoders import rows_of
 from tests.samples import ids, shard

@@ -13,7 +13,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, models
 from tokenizers import normalizers as n
 from tokenizers import pre_tokenizers as p
 
-from brimful.blocks.ragged import flat
 from brimful.encoding import splittable
 from brimful.encoding.splittable import (
     CL100K,
@@ -27,6 +26,7 @@ from brimful.encoding.splittable import (
     TIKTOKEN,
 )
 from brimful.encoding.word_cache import WordCache
+from brimful.tables.ragged import flat
 from tests import tokenizers as make
 from tests.effort import times
 from tests.encoding.test_encoders import rows_of

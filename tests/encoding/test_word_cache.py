@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
-from brimful.blocks.ragged import Ragged, flat
 from brimful.encoding.word_cache import MAX_BYTES, MAX_COLUMNS, MAX_WORDS, WordCache
+from brimful.tables.ragged import Ragged, flat
 from tests import tokenizers as make
 from tests.encoding.test_encoders import rows_of
 from tests.texts import texts

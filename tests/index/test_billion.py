@@ -14,12 +14,12 @@ import pytest
 from numpy.typing import NDArray
 
 import brimful as bf
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import list_array
 from brimful.core.states import sealed
 from brimful.dataset import dataset_of
 from brimful.index.index import DataIndex
 from brimful.index.sequence import FromSequence
+from brimful.tables.blocks import Block
+from brimful.tables.ragged import list_array
 
 COUNT = 10**9
 

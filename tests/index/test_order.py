@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brimful.core import random
-from brimful.core.random import KeyedPermutation
 from brimful.index.order import RUN_ROWS, WINDOW_RUNS, Order
+from brimful.plan import random
+from brimful.plan.random import KeyedPermutation
 
 WINDOW = RUN_ROWS * WINDOW_RUNS
 COUNTS = sorted({0, 1, 2, 4095, 4096, 65_537, 99_991, 10**6, *(4**k + d for k in range(1, 11) for d in (0, 1))})

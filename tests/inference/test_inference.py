@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful import map_batches_in_order
-from brimful.core.errors import DataError, StateError
 from brimful.inference import open_window
 from brimful.memory import SimulatedOOM
+from brimful.plan.errors import DataError, StateError
 from tests.disks import CONTINUE, small_disk
 from tests.effort import examples
 from tests.inference import spelling_child

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import brimful as bf
-from brimful.core.errors import DataError, StateError
+from brimful.plan.errors import DataError, StateError
 from tests.store.stores import rows_of
 
 TEXTS = [str(number) * (number % 5) for number in range(50)]

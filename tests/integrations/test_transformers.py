@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import brimful as bf
-from brimful.core.errors import StateError
+from brimful.plan.errors import StateError
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

@@ -17,11 +17,11 @@ import torch
 from torch.utils.data import DataLoader
 
 import brimful as bf
-from brimful.core.errors import warn_once
 from brimful.memory import MemoryModel, SimulatedOOM, oom_guard, oom_safe_generate
 from brimful.memory.dataloader import WITHOUT_PEAKS, DynamicBatchDataLoader, DynamicBatches, TextCollator
 from brimful.memory.first_batch import FirstBatchSizes
 from brimful.plan.cut import longest_first
+from brimful.plan.errors import warn_once
 from tests import tokenizers
 
 TEXTS = [f"{number} " + "word fox dog "[: number * 5 % 13] * (number % 23) + "x" for number in range(200)]

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import brimful as bf
-from brimful.core.errors import StateError
 from brimful.memory import OomGuard, SimulatedOOM, oom_guard, oom_safe
 from brimful.oom.modules import Buffers, modules_of_process
 from brimful.oom.parts import divisible
+from brimful.plan.errors import StateError
 
 VOCABULARY, WIDTH = 11, 6
 

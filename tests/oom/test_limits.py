@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brimful.core.errors import StateError
 from brimful.oom.exhaustion import Limits
+from brimful.plan.errors import StateError
 
 shapes = st.tuples(st.integers(1, 500), st.integers(1, 500))
 

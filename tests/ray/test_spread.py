@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.blocks.blocks import Block, visible
 from brimful.core.processes import dumps
 from brimful.core.stage import END, Stage, State, running
 from brimful.ray import spread
@@ -25,6 +24,7 @@ from brimful.sources.files import FromFiles
 from brimful.sources.format import PlacedRows, Position
 from brimful.sources.rotation import OpenShard
 from brimful.sources.urls import Shard
+from brimful.tables.blocks import Block, visible
 
 
 @dataclass(frozen=True)

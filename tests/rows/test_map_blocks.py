@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 import brimful as bf
-from brimful.blocks.blocks import Block
+from brimful.tables.blocks import Block
 from tests.samples import letters, shard, spelled
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.core.errors import tallied
+from brimful.core.counters import tallied
 from brimful.rows.concat_chunk import ConcatChunk
 from brimful.rows.pack_chunk import PackChunk
 from brimful.testing import assert_exact_resume
@@ -135,7 +135,7 @@ def test_what_a_resume_reads_again_is_not_counted_again() -> None:
 def test_samples_with_too_many_left_out_between_them_share_no_pack_however_blocks_are_cut(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("brimful.blocks.rechunk", "brimful.rows.pack_chunk"):
+    for module in ("brimful.tables.rechunk", "brimful.rows.pack_chunk"):
         monkeypatch.setattr(f"{module}.MOST_LEFT_OUT", 5)
     lengths = np.where(np.random.default_rng(1).random(200) < 0.6, 9, 1).tolist()
     packs: list[list[int]] = [[]]

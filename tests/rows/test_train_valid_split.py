@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.blocks.hashes import column_hashes, row_hashes
 from brimful.dataset import dataset_of
 from brimful.index.index import DataIndex, Index
 from brimful.index.sequence import FromSequence, SequenceIndex
+from brimful.tables.hashes import column_hashes, row_hashes
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
 from tests.shards import write

@@ -18,8 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.blocks.schema import infer
 from brimful.sources.formats import FORMATS
+from brimful.tables.schema import infer
 from brimful.testing import assert_exact_resume
 from tests.damage import Outcome, damaged, outcome
 from tests.effort import examples, times

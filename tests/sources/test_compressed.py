@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import brimful as bf
-from brimful.core.errors import DataError
+from brimful.plan.errors import DataError
 from brimful.sources.bytes import LocalFile
 from brimful.sources.compressed import COMPRESSIONS, Decompressed
 from tests.shards import compressed

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import brimful as bf
-from brimful.core.errors import OnError
+from brimful.core.counters import OnError
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format, Parsed, Piece, ShardReader, Wanted
 from brimful.sources.formats import FORMATS, format_of

@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.blocks.schema import infer
-from brimful.core.errors import DataError
+from brimful.plan.errors import DataError
 from brimful.sources.forward import Records
 from brimful.sources.jsonl import JsonLines, decode
+from brimful.tables.schema import infer
 from tests.shards import write
 
 ADD = "name it in schema=, or leave the column out with columns="

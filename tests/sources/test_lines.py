@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brimful.core.errors import StateError
+from brimful.plan.errors import StateError
 from brimful.sources.bytes import READ_BYTES
 from brimful.sources.forward import BUFFER_BYTES, Records, lines_of, split
 from tests.shards import Memory

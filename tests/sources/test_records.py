@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from brimful.core.errors import DataError, StateError
+from brimful.plan.errors import DataError, StateError
 from brimful.sources.forward import Forward, split
 from brimful.sources.records import ends_of, fields, header_of, records_of
 from tests.effort import examples

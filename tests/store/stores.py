@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 import brimful as bf
-from brimful.blocks.blocks import Block
-from brimful.core.errors import ORIGIN, origins
 from brimful.core.stage import END, Stage, State
 from brimful.store import writer
 from brimful.store.manifest import Manifest
+from brimful.tables.blocks import Block
+from brimful.tables.origins import ORIGIN, origins
 
 
 @dataclass(frozen=True)

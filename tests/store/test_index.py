@@ -24,7 +24,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.core.errors import ORIGIN, ORIGIN_TYPE
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.order import RUN_ROWS
 from brimful.store import index, local, manifest
@@ -32,6 +31,7 @@ from brimful.store.index import StoreIndex, verify_store
 from brimful.store.local import LocalFolder, MappedFile
 from brimful.store.manifest import MANIFEST, SideFile
 from brimful.store.writer import write_store
+from brimful.tables.origins import ORIGIN, ORIGIN_TYPE
 from brimful.testing import assert_exact_resume
 from tests.effort import times
 from tests.store.stores import Given, blocks_of, rows_of, store_of

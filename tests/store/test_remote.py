@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 
 import brimful as bf
 from brimful.cli import app
-from brimful.core.errors import ORIGIN, ORIGIN_TYPE
 from brimful.index import order
 from brimful.sources import objects
 from brimful.sources.faults import transient
@@ -32,6 +31,7 @@ from brimful.sources.objects import Object, ObjectStore, Spans, merged
 from brimful.store import remote
 from brimful.store.index import StoreIndex, folder_of, verify_store
 from brimful.store.manifest import MANIFEST
+from brimful.tables.origins import ORIGIN, ORIGIN_TYPE
 from brimful.testing import assert_exact_resume
 from tests.shards import threads_left
 from tests.store.servers import Server, s3, serving

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.core.errors import HIDDEN, ORIGIN, ORIGIN_TYPE, where
 from brimful.store.index import StoreIndex, verify_store
+from brimful.tables.origins import HIDDEN, ORIGIN, ORIGIN_TYPE, where
 from tests.effort import examples
 from tests.store.stores import blocks_of, rows_of, small, store_of
 

@@ -14,9 +14,9 @@ import torch
 
 import brimful as bf
 from brimful.batching.batch import Batch
-from brimful.blocks.ragged import dtype_of, ragged
 from brimful.store import local
 from brimful.store.index import StoreIndex
+from brimful.tables.ragged import dtype_of, ragged
 from tests.store.stores import store_of
 
 DRAW = np.random.default_rng(0)

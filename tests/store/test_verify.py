@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brimful.core.errors import StateError
+from brimful.plan.errors import StateError
 from brimful.store.index import verify_store
 from brimful.store.manifest import MANIFEST, _digest
 from tests.effort import examples

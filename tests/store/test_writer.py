@@ -23,12 +23,12 @@ import pyarrow as pa
 import pytest
 
 import brimful as bf
-from brimful.blocks.blocks import Block
 from brimful.core.stage import END
 from brimful.store.index import folder_of, verify_store
 from brimful.store.journal import LOCK, Journal
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest
 from brimful.store.writer import PartFile, write_store
+from brimful.tables.blocks import Block
 from tests.disks import CONTINUE, small_disk
 from tests.store.stores import Given, blocks_of, rows_of, small, store_of
 
@@ -440,7 +440,7 @@ def test_threads_wait_for_one_another_too(tmp_path: Path) -> None:
 WRITING = """
 import sys, time
 from pathlib import Path
-from brimful.blocks.blocks import Block
+from brimful.tables.blocks import Block
 from brimful.store.journal import Journal, one_writer
 
 folder = Path(sys.argv[1])

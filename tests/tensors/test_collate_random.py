@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, models
 
 import brimful as bf
-from brimful.core.random import generators_of
+from brimful.plan.random import generators_of
 
 
 def drawn(samples: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.core.errors import warn_once
 from brimful.grouping import Collection
+from brimful.plan.errors import warn_once
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
 

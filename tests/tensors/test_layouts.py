@@ -11,7 +11,7 @@ import torch
 
 import brimful as bf
 from brimful.batching.batch import Batch
-from brimful.blocks.blocks import samples
+from brimful.tables.blocks import samples
 from brimful.tensors.collated import Collated
 from brimful.tensors.columns import WindowColumns
 from brimful.tensors.layouts import Layout

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.window import IntArray, PlanningWindow
-from brimful.blocks.ragged import offsets_of, runs
-from brimful.core import random
-from brimful.core.once import once
+from brimful.plan import random
 from brimful.plan.balancing import part_sums
 from brimful.plan.budget import SampleCost, sample_costs
+from brimful.plan.once import once
 from brimful.plan.plan import widths
+from brimful.tables.ragged import offsets_of, runs
 
 Uneven = Literal["pad", "drop", "wrap", "raise"]
 """The rule for a step that has too few batches for all ranks: a filler, no step, the epoch's first ones again, an error."""

@@ -18,17 +18,19 @@ from brimful.batching.planners import BatchPlanner
 from brimful.batching.sharded import Sharded
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
-from brimful.blocks.inside import written
-from brimful.core import random
-from brimful.core.errors import TALLY, Counts, StateError, add_counts, count, logger, settle, truth, where
-from brimful.core.errors import apart as counts_apart
-from brimful.core.once import once
+from brimful.core.counters import TALLY, Counts, add_counts, count
+from brimful.core.counters import apart as counts_apart
 from brimful.core.repeat import Waiting
 from brimful.core.replay import ALLOWED
 from brimful.core.stage import END, Lane, Stage, State, described, place, running, runtime
+from brimful.plan import random
 from brimful.plan.balancing import in_turns
 from brimful.plan.budget import SampleCost
+from brimful.plan.errors import StateError, logger, settle, truth
 from brimful.plan.mix import low_discrepancy_order
+from brimful.plan.once import once
+from brimful.tables.inside import written
+from brimful.tables.origins import where
 
 T = TypeVar("T")
 

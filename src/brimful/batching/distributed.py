@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from brimful.core.errors import warn_once
+from brimful.plan.errors import warn_once
 
 
 class Rank(NamedTuple):

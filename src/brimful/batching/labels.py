@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches
 from brimful.batching.window import IntArray, PlanningWindow
-from brimful.blocks.ragged import (
+from brimful.index.index import has_null
+from brimful.tables.ragged import (
     LABELS,
     NOT_TRAINED_ON,
     SHIFTED,
@@ -22,7 +23,6 @@ from brimful.blocks.ragged import (
     ragged,
     trained_on,
 )
-from brimful.index.index import has_null
 
 TOKENS: Final = "input_ids"
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.labels import LabelsFollow, counted, read, step_labels
-from brimful.core.errors import Counts, add_counts, apart, with_counts
-from brimful.core.once import once
+from brimful.core.counters import Counts, add_counts, apart, with_counts
 from brimful.core.repeat import endless
 from brimful.core.replay import whole_step
 from brimful.core.stage import Stage, State, running, runtime
+from brimful.plan.once import once
 
 
 @dataclass(frozen=True)

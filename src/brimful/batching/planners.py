@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 
 from brimful.batching.batch import PackedPieces, PlannedBatches
 from brimful.batching.window import PlanningWindow
-from brimful.blocks.blocks import Sample, call, samples
-from brimful.blocks.ragged import TruncateSide, offsets_of, runs
-from brimful.core import random
-from brimful.core.errors import DataError, count, one_of, where
+from brimful.core.counters import count
 from brimful.core.stage import described, runtime
-from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy
+from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, random
 from brimful.plan.balancing import in_turns, part_sums
 from brimful.plan.buckets import Rounding
 from brimful.plan.budget import divided, sample_costs, share
+from brimful.plan.errors import DataError, one_of
 from brimful.plan.overlong import plan_with, split_long
 from brimful.plan.plan import joined, planned
 from brimful.plan.rounded import Rounded
+from brimful.tables.blocks import Sample, call, samples
+from brimful.tables.origins import where
+from brimful.tables.ragged import TruncateSide, offsets_of, runs
 
 PACKED_BATCHES: Final = 250
 """That a window of packed rows fills, where its size is chosen for the user: half of one, on average, is empty rows."""

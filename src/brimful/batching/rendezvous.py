@@ -29,8 +29,8 @@ from uuid import uuid4
 from zlib import crc32
 
 from brimful.core.background import Stopped, Workers, belongs
-from brimful.core.errors import RankError, StateError
 from brimful.core.stage import State, header_difference
+from brimful.plan.errors import RankError, StateError
 
 AHEAD_ROUNDS: Final = 2
 """Rounds that a rank posts beyond the one whose outcome it waits for."""

@@ -13,11 +13,12 @@ from brimful.batching.batch import Uneven, filler
 from brimful.batching.distributed import Rank, in_words, resolve, say_split_groups
 from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of, tell_refused
 from brimful.core.background import Channel, close_together
-from brimful.core.errors import Counts, DataError, StateError, add_counts, apart, with_counts
-from brimful.core.once import once
+from brimful.core.counters import Counts, add_counts, apart, with_counts
 from brimful.core.repeat import epoch_of
 from brimful.core.replay import REPLAY, replayed
 from brimful.core.stage import END, Stage, State, running, runtime, shown
+from brimful.plan.errors import DataError, StateError
+from brimful.plan.once import once
 
 T = TypeVar("T")
 

@@ -19,12 +19,13 @@ from brimful.batching.planners import ByPolicy
 from brimful.batching.sharded import Sharded
 from brimful.batching.windows import Planned, auto_rows
 from brimful.core.above import GUARD, ReadsAhead
-from brimful.core.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of
-from brimful.core.once import once
+from brimful.core.counters import TALLY, Tally
 from brimful.core.stage import VERSION, Stage, State, check_header, running
 from brimful.core.states import check_form, position_of, restored_elsewhere, sealed
 from brimful.index.sequence import FromSequence, LengthIndex
 from brimful.plan import Overlong, Policy, as_lengths
+from brimful.plan.errors import DataError, StateError, integer, logger, one_of
+from brimful.plan.once import once
 from brimful.plan.overlong import plan_with
 from brimful.plan.plan import is_policy
 

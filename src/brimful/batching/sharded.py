@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches, Uneven, apart, filler
 from brimful.batching.distributed import in_words, resolve, say_split_groups
 from brimful.batching.labels import counted, step_labels
-from brimful.core.errors import with_counts
+from brimful.core.counters import with_counts
 from brimful.core.stage import END, Stage, State, running, runtime
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, parts_of_windows
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import EMPTY
-from brimful.core import random
 from brimful.core.ahead import Ahead
-from brimful.core.errors import settle
-from brimful.core.once import once
 from brimful.core.stage import BLOCK_ROWS, Stage, State, place
+from brimful.plan import random
+from brimful.plan.errors import settle
+from brimful.plan.once import once
+from brimful.tables.blocks import Block
+from brimful.tables.ragged import EMPTY
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import Ragged, TruncateSide, array_of, ragged, truncated
-from brimful.core.errors import ORIGIN
-from brimful.core.once import once
 from brimful.core.stage import State
 from brimful.index.index import Index, RowSpans, label_counts
 from brimful.index.view import TruncatedIndex
+from brimful.plan.once import once
+from brimful.tables.blocks import Block
+from brimful.tables.origins import ORIGIN
+from brimful.tables.ragged import Ragged, TruncateSide, array_of, ragged, truncated
 
 IntArray: TypeAlias = NDArray[np.int64]
 

@@ -18,23 +18,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.window import InTurn, PlanningWindow
-from brimful.blocks.blocks import Block, begins, check_replay, visible
-from brimful.blocks.checksums import RowChecksums, checksums, in_state
-from brimful.blocks.choice import Choice
-from brimful.blocks.pace import Patience
-from brimful.blocks.ragged import EMPTY, MASK, concat, distinct, token_counts, unmasked
-from brimful.blocks.resize import resumed
-from brimful.blocks.texts import TokenizedText, texts_in
-from brimful.core.errors import Counts, add_counts, again, apart, warn_once
-from brimful.core.once import once
+from brimful.core.counters import Counts, add_counts, again, apart
 from brimful.core.repeat import awaited, endless
 from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat
 from brimful.index.view import ChosenIndex, UnmaskedIndex
 from brimful.plan import OverlongError, Policy
+from brimful.plan.errors import warn_once
+from brimful.plan.once import once
 from brimful.plan.overlong import placeable
 from brimful.plan.window import rest_rows, window_ends, window_rows
+from brimful.tables.blocks import Block, begins, check_replay, visible
+from brimful.tables.checksums import RowChecksums, checksums, in_state
+from brimful.tables.choice import Choice
+from brimful.tables.pace import Patience
+from brimful.tables.ragged import EMPTY, MASK, concat, distinct, token_counts, unmasked
+from brimful.tables.resize import resumed
+from brimful.tables.texts import TokenizedText, texts_in
 
 T = TypeVar("T")
 

@@ -27,9 +27,9 @@ from brimful.cli.options import (
     tokenized,
 )
 from brimful.console import stdout
-from brimful.core.errors import require
 from brimful.encoding.encoder import one_vocabulary
 from brimful.encoding.encoders import encoder_for
+from brimful.plan.errors import require
 
 if TYPE_CHECKING:
     from brimful.batches import Batches

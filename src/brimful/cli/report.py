@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from brimful import from_files, from_store
 from brimful.cli.options import FILES, FormatName, MaxLength, MaxTokens, OnError, is_store, tokenized
 from brimful.console import note, progress, stdout, thousands
-from brimful.core.errors import require
+from brimful.plan.errors import require
 from brimful.report.compare import BATCHES_A_STEP, RANKS, Outcome, Report, Settings, compare
 from brimful.report.document import notes, over_budget, share_of, spread_of, summary, to_html, to_json, window_of
 from brimful.report.lengths import SUFFIXES, Lengths, count_tokens, read_lengths

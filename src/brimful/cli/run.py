@@ -28,12 +28,12 @@ from brimful.cli.options import (
     tokenized,
 )
 from brimful.console import note, progress, stdout, thousands
-from brimful.core.errors import require
 from brimful.core.stage import VERSION
 from brimful.core.states import is_text
 from brimful.core.stats import LEFT_OUT, Stats
 from brimful.core.whole import write_whole
 from brimful.demo.digests import DigestFile
+from brimful.plan.errors import require
 
 if TYPE_CHECKING:
     from brimful.batches import Batches

@@ -21,8 +21,8 @@ from brimful.cli.options import (
     tokenized,
 )
 from brimful.console import note, progress, stdout
-from brimful.core.errors import check_path, require
 from brimful.dataset import Executor, run_by
+from brimful.plan.errors import check_path, require
 from brimful.sources.files import FromFiles
 from brimful.store.index import folder_of, verify_store
 from brimful.store.manifest import Manifest

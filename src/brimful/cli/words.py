@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from brimful.console import note
-from brimful.core.errors import StageError
+from brimful.plan.errors import StageError
 
 _SAID: Final = (
     (r"; correct columns=, or say its type in schema=", r"; correct \columns"),

@@ -27,7 +27,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet, finalize, ref
 
-from brimful.core.errors import Counts, add_counts, apart, with_counts
+from brimful.core.counters import Counts, add_counts, apart, with_counts
 
 T = TypeVar("T")
 R = TypeVar("R")

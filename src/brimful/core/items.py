@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from brimful.core.ahead import then
-from brimful.core.errors import StageError, name_of, settle
 from brimful.core.stage import END, Stage, State, running
+from brimful.plan.errors import StageError, name_of, settle
 
 
 @dataclass(frozen=True)

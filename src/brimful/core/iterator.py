@@ -17,11 +17,12 @@ import numpy as np
 
 from brimful.core.ahead import AHEAD, HANDED_ON, hands_on, then
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
-from brimful.core.errors import TALLY, BrokenError, StateError, Tally, apart, counted
+from brimful.core.counters import TALLY, Tally, apart
 from brimful.core.replay import ALLOWED, SHARDS, OtherRows, keep_weights, other_rows, shards_differ
 from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header, header_difference, shown
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
+from brimful.plan.errors import BrokenError, StateError, counted
 
 T = TypeVar("T")
 

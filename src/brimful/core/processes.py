@@ -29,7 +29,8 @@ import cloudpickle
 import pyarrow as pa
 
 from brimful.core.background import Stopped
-from brimful.core.errors import Counts, StageError, Tally, add_counts, logger, name_of, tallied
+from brimful.core.counters import Counts, Tally, add_counts, tallied
+from brimful.plan.errors import StageError, logger, name_of
 
 R = TypeVar("R")
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from brimful.core.errors import DataError, logger
 from brimful.core.stage import Stage, State, running, shown
+from brimful.plan.errors import DataError, logger
 
 T = TypeVar("T")
 

@@ -8,8 +8,9 @@ from contextvars import ContextVar, copy_context
 from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
-from brimful.core.errors import TALLY, StateError, logger, quiet_tally
+from brimful.core.counters import TALLY, quiet_tally
 from brimful.core.stage import Stage, State, running
+from brimful.plan.errors import StateError, logger
 
 T = TypeVar("T")
 

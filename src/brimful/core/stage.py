@@ -24,8 +24,8 @@ from zlib import crc32
 
 import numpy as np
 
-from brimful.core.errors import StateError, name_of
-from brimful.core.once import once, settings_of
+from brimful.plan.errors import StateError, name_of
+from brimful.plan.once import once, settings_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 from zlib import crc32
 
-from brimful.core.errors import StateError, integer
 from brimful.core.stage import VERSION, State
+from brimful.plan.errors import StateError, integer
 
 
 def merge_states(states: Sequence[State]) -> State:
@@ -196,7 +196,7 @@ def check_form(state: Any, *names: str, version: int, what: str = "a state") -> 
     >>> check_form({"version": 1, "place": 5}, "place", version=1)
     >>> check_form([5], "header", "place", version=1)
     Traceback (most recent call last):
-    brimful.core.errors.StateError: a state is a dict of version, header and place, as state_dict() returns it (got list)
+    brimful.plan.errors.StateError: a state is a dict of version, header and place, as state_dict() returns it (got list)
     """
     if isinstance(state, dict) and state.get("version", version) != version:
         raise StateError(

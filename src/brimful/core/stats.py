@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, Final, NamedTuple, Protocol
 
-from brimful.core.errors import Tally, logger
+from brimful.core.counters import Tally
+from brimful.plan.errors import logger
 
 ENGINE: Final = "engine:"
 """The counts of texts that an engine tokenized begin with this."""

@@ -28,8 +28,8 @@ from rich.table import Column, Table
 
 from brimful import Batches, from_files
 from brimful.console import progress, stdout, thousands
-from brimful.core.errors import require
 from brimful.core.stats import Stats
+from brimful.plan.errors import require
 
 if TYPE_CHECKING:
     from brimful.demo.training import Step

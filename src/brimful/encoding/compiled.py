@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.ragged import Ragged, array_of, distinct, gather, offsets_in
 from brimful.encoding.splittable import (
     CL100K,
     DEEPSEEK_V3,
@@ -25,6 +24,7 @@ from brimful.encoding.splittable import (
     steps_of,
 )
 from brimful.encoding.word_cache import cut
+from brimful.tables.ragged import Ragged, array_of, distinct, gather, offsets_in
 
 _CHINESE: Final = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _PATTERNS: Final = (

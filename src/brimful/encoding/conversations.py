@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers.processors import ByteLevel
 
-from brimful.core.errors import DataError
 from brimful.encoding.encoders import encodes_itself
 from brimful.encoding.turns import REMEDY, ChatTemplate, Turns
+from brimful.plan.errors import DataError
 
 TrainOn: TypeAlias = Literal["assistant", "last", "all", "marked"]
 _MARKS: Final = ("train", "weight", "loss_mask")

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.ragged import Ragged, flat, offsets_of
-from brimful.core.errors import count
-from brimful.core.once import once, settings_of
+from brimful.core.counters import count
 from brimful.core.stats import ENGINE
 from brimful.encoding.engines import Engine, EngineName, Parts, chosen
+from brimful.plan.once import once, settings_of
+from brimful.tables.ragged import Ragged, flat, offsets_of
 
 OFFSETS: Final = "offset_mapping"
 """The output that is two integers a token: which characters of the text it is of, from the first to before the last."""

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer, models
 
-from brimful.blocks.ragged import Ragged, flat
-from brimful.core.once import once
 from brimful.core.stage import described
 from brimful.encoding import compiled, splittable
 from brimful.encoding.encoder import OFFSETS, Encoder, Texts, digest
 from brimful.encoding.engines import EngineName, Parts
 from brimful.encoding.special_tokens import SpecialTokens, cut_off, cut_rows, special_tokens_of
+from brimful.plan.once import once
+from brimful.tables.ragged import Ragged, flat
 
 
 def _sides(texts: Texts) -> tuple[list[str], ...]:

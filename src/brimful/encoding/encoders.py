@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple, get_args
 from tokenizers import Tokenizer
 from tokenizers.implementations.base_tokenizer import BaseTokenizer
 
-from brimful.core.errors import by_name, integer, logger, one_of
 from brimful.encoding.encoder import OFFSETS, Encoder, Padding
 from brimful.encoding.encoder_kinds import (
     OUTPUTS,
@@ -23,6 +22,7 @@ from brimful.encoding.encoder_kinds import (
     TransformersEncoder,
 )
 from brimful.encoding.engines import EngineName
+from brimful.plan.errors import by_name, integer, logger, one_of
 
 _STRATEGIES: Final = ("longest_first", "only_first", "only_second", "do_not_truncate")
 _FAST: Final = {"truncation", "max_length", "add_special_tokens", "split_special_tokens"}

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.ragged import Ragged, array_of, flat, offsets_in
-from brimful.core import random
 from brimful.core.background import RUN, Workers
-from brimful.core.errors import tallied
-from brimful.core.once import once
+from brimful.core.counters import tallied
 from brimful.encoding import compiled
 from brimful.encoding.special_tokens import SpecialTokens
 from brimful.encoding.word_cache import WordCache
+from brimful.plan import random
+from brimful.plan.once import once
+from brimful.tables.ragged import Ragged, array_of, flat, offsets_in
 
 EngineName: TypeAlias = Literal["auto", "gigatoken", "cache", "tokenizer"]
 Encode: TypeAlias = Callable[[list[str]], Iterable[Sequence[int]]]

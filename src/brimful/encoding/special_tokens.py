@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.blocks.ragged import Ragged, gather, surround
-from brimful.core.errors import count
+from brimful.core.counters import count
 from brimful.encoding.splittable import steps_of
+from brimful.tables.ragged import Ragged, gather, surround
 
 
 @dataclass(frozen=True)

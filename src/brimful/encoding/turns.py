@@ -45,8 +45,9 @@ from functools import cached_property
 from itertools import product, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from brimful.core.errors import DataError, count
-from brimful.core.once import once
+from brimful.core.counters import count
+from brimful.plan.errors import DataError
+from brimful.plan.once import once
 
 if TYPE_CHECKING:
     from brimful.encoding.traced import TracedTemplate  # imports jinja2, .02 s

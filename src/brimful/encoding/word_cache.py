@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.ragged import Ragged, array_of, gather, numpy_of, offsets_in
+from brimful.tables.ragged import Ragged, array_of, gather, numpy_of, offsets_in
 
 MAX_WORDS: Final = 1 << 18
 """Words kept: about 50 MB. More would go on growing for millions of texts, and then be let go of at once."""
@@ -50,7 +50,7 @@ class WordCache:
     Price: 50 to 100 ns a token of words that are known, on one core; the tokenizer's own for new ones, 4 to 10 us each. About
         200 bytes a word kept.
 
-    >>> from brimful.blocks.ragged import flat
+    >>> from brimful.tables.ragged import flat
     >>> asked = []
     >>> def encode(texts):
     ...     asked.extend(texts)

@@ -9,7 +9,6 @@ from typing import Any, NoReturn, final
 import numpy as np
 import torch
 
-from brimful.core.errors import integer, names_of
 from brimful.grouping.bridges import data_of_groups, data_of_nested, nested, refuse_left_padding
 from brimful.grouping.calls import Names, Outputs, applied, mask, part_of
 from brimful.grouping.collection_data import CollectionData, data_of_samples, refilled, regrouped, ungrouped
@@ -18,6 +17,7 @@ from brimful.grouping.keys import below, joined
 from brimful.grouping.language import text_of
 from brimful.grouping.padded_groups import PaddedGroups
 from brimful.grouping.rows import Tensor
+from brimful.plan.errors import integer, names_of
 from brimful.plan.plan import IntArray
 
 

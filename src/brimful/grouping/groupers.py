@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from brimful.core.errors import integer, names_of, settle
 from brimful.grouping.language import Sizes, name_in
+from brimful.plan.errors import integer, names_of, settle
 from brimful.plan.groups import by_thresholds, optimal_partition
 from brimful.plan.plan import IntArray
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from brimful.core.errors import MOST
+from brimful.plan.errors import MOST
 from brimful.plan.plan import IntArray
 
 Rule: TypeAlias = "int | str | tuple[str, Rule, Rule]"

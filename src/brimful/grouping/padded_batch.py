@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from brimful.core.errors import names_of
 from brimful.core.own_keys import OWN_KEYS
 from brimful.grouping.bridges import PADDED_LEFT, data_of_groups, token_ends
 from brimful.grouping.calls import Outputs, applied
@@ -15,6 +14,7 @@ from brimful.grouping.collection_data import CollectionData, regrouped
 from brimful.grouping.groupers import OptimalGroups, partition_by
 from brimful.grouping.padded_groups import PaddedGroups
 from brimful.grouping.rows import Tensor
+from brimful.plan.errors import names_of
 from brimful.plan.plan import IntArray
 
 MODEL_INPUTS: Final = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")

@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.once import once
 from brimful.index.indexed import Indexed, RowNumbers, Source
 from brimful.index.joined import Joined
+from brimful.plan.once import once
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, samples, tried
-from brimful.blocks.parallel import SERIAL, Parallel
-from brimful.core.errors import OnError, logger, name_of
+from brimful.core.counters import OnError
 from brimful.core.progress import watched
 from brimful.core.stage import described, runtime
 from brimful.index.indexed import Selected
+from brimful.plan.errors import logger, name_of
+from brimful.tables.blocks import Block, samples, tried
+from brimful.tables.parallel import SERIAL, Parallel
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, visible
-from brimful.blocks.checksums import checksums
-from brimful.blocks.ragged import (
+from brimful.core.stage import BLOCK_ROWS
+from brimful.plan.once import once, settings_of
+from brimful.tables.blocks import Block, visible
+from brimful.tables.checksums import checksums
+from brimful.tables.ragged import (
     EMPTY,
     LABELS,
     NOT_TRAINED_ON,
@@ -24,8 +26,6 @@ from brimful.blocks.ragged import (
     ragged,
     trained_on,
 )
-from brimful.core.once import once, settings_of
-from brimful.core.stage import BLOCK_ROWS
 
 Ask: TypeAlias = Callable[[Callable[[], None]], NDArray[np.bool_]]
 """Asks about rows, bool (n,). It is given a function that it calls now and then, to show that there is progress."""

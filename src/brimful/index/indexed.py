@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.choice import Choice
-from brimful.blocks.ragged import EMPTY
-from brimful.core.errors import DataError
-from brimful.core.once import once
 from brimful.core.repeat import reached
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_originals, shown
 from brimful.index.index import DataIndex, Index
 from brimful.index.view import ChosenIndex, SelectedIndex
+from brimful.plan.errors import DataError
+from brimful.plan.once import once
+from brimful.tables.blocks import Block
+from brimful.tables.choice import Choice
+from brimful.tables.ragged import EMPTY
 
 RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]
 """The row numbers at the places `first` to `last - 1` of an epoch, int64 (last - first,), whatever lies before them.

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.once import once
 from brimful.index.indexed import SPAN, Indexed, RowNumbers, over_epochs
 from brimful.index.joined import Joined
 from brimful.plan.mix import ENDLESS, Stop
+from brimful.plan.once import once
 from brimful.plan.schedule import Course, Schedule, Segment, check, segments_of
 
 _NONE: Final = np.zeros(0, dtype=np.int64)

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import LABELS, array_of, concat, distinct
-from brimful.blocks.schema import united
-from brimful.blocks.several import conformed
-from brimful.core.once import once
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed
+from brimful.plan.once import once
+from brimful.tables.blocks import Block
+from brimful.tables.ragged import LABELS, array_of, concat, distinct
+from brimful.tables.schema import united
+from brimful.tables.several import conformed
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, Sample, as_sample
-from brimful.blocks.ragged import REMEDIES, is_ragged, with_column
-from brimful.blocks.schema import OF_RESULTS, first_rows, fitting, infer, misfit
-from brimful.core.errors import HIDDEN, ORIGIN, DataError, StageError, integer, logger, name_of, origins
-from brimful.core.once import once
 from brimful.core.progress import watched
 from brimful.index.index import DataIndex, lengths_by_column
+from brimful.plan.errors import DataError, StageError, integer, logger, name_of
+from brimful.plan.once import once
+from brimful.tables.blocks import Block, Sample, as_sample
+from brimful.tables.origins import HIDDEN, ORIGIN, origins
+from brimful.tables.ragged import REMEDIES, is_ragged, with_column
+from brimful.tables.schema import OF_RESULTS, first_rows, fitting, infer, misfit
 
 SAMPLE: Final = "sample"
 """The one column of samples that are handed on as they are: their numbers."""

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core import random
-from brimful.core.once import once
+from brimful.plan import random
+from brimful.plan.once import once
 
 RUN_ROWS: Final = 64
 WINDOW_RUNS: Final = 2048

@@ -12,19 +12,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import concat, with_column
-from brimful.blocks.schema import first_rows, infer, samples_in
-from brimful.core import random
-from brimful.core.errors import ORIGIN, DataError, origins, settle, truth
-from brimful.core.once import once
 from brimful.core.repeat import awaited
 from brimful.core.stage import BLOCK_ROWS, CHECKSUMS, Stage, place
 from brimful.index.index import BlockIndex, DataIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
+from brimful.plan import random
+from brimful.plan.errors import DataError, settle, truth
+from brimful.plan.once import once
 from brimful.sources.data_libraries import rows_of, stored
 from brimful.sources.iterable import drawn, numbered
+from brimful.tables.blocks import Block
+from brimful.tables.origins import ORIGIN, origins
+from brimful.tables.ragged import concat, with_column
+from brimful.tables.schema import first_rows, infer, samples_in
 
 
 @dataclass(frozen=True, eq=False)

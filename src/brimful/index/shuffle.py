@@ -9,10 +9,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core import random
-from brimful.core.errors import settle
 from brimful.core.stage import place
 from brimful.index.indexed import Indexed, Reordered, RowNumbers, Source
+from brimful.plan import random
+from brimful.plan.errors import settle
 from brimful.plan.window import rest_rows
 
 

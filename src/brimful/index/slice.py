@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.errors import integer
 from brimful.index.indexed import SPAN, Indexed, Reordered, RowNumbers
+from brimful.plan.errors import integer
 from brimful.rows.stride import checked
 
 

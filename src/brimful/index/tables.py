@@ -12,9 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.checksums import RowChecksums, checksums
-from brimful.blocks.ragged import (
+from brimful.core.stage import CHECKSUMS
+from brimful.index.index import DataIndex, has_integers, has_null, label_counts, lengths_by_column, taken
+from brimful.plan import random
+from brimful.plan.once import once
+from brimful.sources.data_libraries import stored
+from brimful.tables.blocks import Block
+from brimful.tables.checksums import RowChecksums, checksums
+from brimful.tables.origins import ORIGIN, ORIGIN_TYPE, origins
+from brimful.tables.ragged import (
     LABELS,
     concat,
     distinct,
@@ -28,12 +34,6 @@ from brimful.blocks.ragged import (
     ragged,
     with_column,
 )
-from brimful.core import random
-from brimful.core.errors import ORIGIN, ORIGIN_TYPE, origins
-from brimful.core.once import once
-from brimful.core.stage import CHECKSUMS
-from brimful.index.index import DataIndex, has_integers, has_null, label_counts, lengths_by_column, taken
-from brimful.sources.data_libraries import stored
 
 SAMPLED_ROWS: Final = 1024
 """A state is compared with all values of so many rows, and with the lengths of all rows."""

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.blocks.hashes import Side, Split
-from brimful.core.once import once, settings_of
 from brimful.index.index import Index
 from brimful.index.indexed import Selected
+from brimful.plan.once import once, settings_of
+from brimful.tables.hashes import Side, Split
 
 
 @dataclass(frozen=True, eq=False)

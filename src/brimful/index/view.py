@@ -12,9 +12,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.choice import Choice
-from brimful.blocks.ragged import (
+from brimful.index.index import Index, RowSet, RowSpans, label_counts
+from brimful.plan.once import once
+from brimful.tables.blocks import Block
+from brimful.tables.choice import Choice
+from brimful.tables.ragged import (
     LABELS,
     MASK,
     REMEDIES,
@@ -25,8 +27,6 @@ from brimful.blocks.ragged import (
     truncated,
     unmasked,
 )
-from brimful.core.once import once
-from brimful.index.index import Index, RowSet, RowSpans, label_counts
 
 
 @dataclass(frozen=True, eq=False)

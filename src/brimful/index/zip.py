@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, visible
-from brimful.blocks.ragged import LABELS, REMEDIES, no_column
-from brimful.blocks.several import beside, require_distinct, unequal
-from brimful.core.errors import MOST, DataError
-from brimful.core.once import once
 from brimful.core.stage import refuse_originals
 from brimful.index.index import Index, lengths_by_column
 from brimful.index.indexed import Indexed, RowNumbers
+from brimful.plan.errors import MOST, DataError
+from brimful.plan.once import once
+from brimful.tables.blocks import Block, visible
+from brimful.tables.ragged import LABELS, REMEDIES, no_column
+from brimful.tables.several import beside, require_distinct, unequal
 
 
 @dataclass(frozen=True)

@@ -20,22 +20,6 @@ from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings
 from brimful.batching.batch import Batch
 from brimful.batching.planners import ByPolicy
 from brimful.batching.window import PlanningWindow
-from brimful.blocks.blocks import Block, Sample
-from brimful.blocks.texts import TextBytes, bytes_of
-from brimful.core.errors import (
-    DataError,
-    StateError,
-    check_path,
-    check_version,
-    counted,
-    finite,
-    function,
-    integer,
-    logger,
-    name_of,
-    one_of,
-    where,
-)
 from brimful.core.iterator import ResumableIterator
 from brimful.core.progress import shown as progress
 from brimful.core.stage import Stage, refuse_streams
@@ -49,10 +33,26 @@ from brimful.oom.exhaustion import GuardStats
 from brimful.oom.generation import OomSafe, owning, rows_of
 from brimful.oom.parts import divisible
 from brimful.plan import FixedSize, OverlongError, Packed, Policy
+from brimful.plan.errors import (
+    DataError,
+    StateError,
+    check_path,
+    check_version,
+    counted,
+    finite,
+    function,
+    integer,
+    logger,
+    name_of,
+    one_of,
+)
 from brimful.plan.plan import is_policy
 from brimful.ray.cluster import Cluster, check_address
 from brimful.ray.pool import Pool
 from brimful.read import from_iterable, from_sequence
+from brimful.tables.blocks import Block, Sample
+from brimful.tables.origins import where
+from brimful.tables.texts import TextBytes, bytes_of
 from brimful.tensors.collated import Collated
 from brimful.tensors.columns import WindowColumns
 from brimful.tensors.layouts import Layout

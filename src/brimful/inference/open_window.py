@@ -20,10 +20,10 @@ from zlib import crc32
 
 from brimful.batching.batch import Batch
 from brimful.batching.window import IntArray, PlanningWindow
-from brimful.blocks.checksums import checksums
-from brimful.core.errors import StateError
 from brimful.core.whole import naming
 from brimful.inference.results import ResultFiles
+from brimful.plan.errors import StateError
+from brimful.tables.checksums import checksums
 
 NAME: Final = "_open_window"
 SECONDS: Final = 2.0

@@ -28,14 +28,15 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, from_samples, visible
-from brimful.blocks.ragged import EMPTY, concat, distinct, offsets_of, ragged, with_column
-from brimful.blocks.schema import UNFIT, fitting, misfit
-from brimful.core.errors import ORIGIN, DataError, StateError, integer, origins
-from brimful.core.once import once
 from brimful.core.stage import State, header_difference
 from brimful.core.whole import naming, write_whole
 from brimful.index.index import DataIndex, taken
+from brimful.plan.errors import DataError, StateError, integer
+from brimful.plan.once import once
+from brimful.tables.blocks import Block, from_samples, visible
+from brimful.tables.origins import ORIGIN, origins
+from brimful.tables.ragged import EMPTY, concat, distinct, offsets_of, ragged, with_column
+from brimful.tables.schema import UNFIT, fitting, misfit
 
 JOURNAL: Final = "_progress.json"
 CHECKSUMS: Final = "_checksums"

@@ -22,12 +22,12 @@ from torch.utils.data import DataLoader
 from brimful.async_loader import AsyncLoader, has_static_buffers, micro_batches_of
 from brimful.batches import Batches
 from brimful.batching.micro_batches import check_accumulation
-from brimful.core.errors import logger
 from brimful.core.states import merge_states
 from brimful.integrations.copies import CopiesGuard
 from brimful.integrations.guard import check_shared_out, refuse_static_buffers, told_to_all
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
+from brimful.plan.errors import logger
 from brimful.tensors.structures import tensors_of
 
 __all__ = ["load", "prepare", "save"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from brimful.blocks.ragged import NOT_TRAINED_ON
 from brimful.core.own_keys import WEIGHTS
 from brimful.isolation.call import unwrapped
 from brimful.isolation.guard import by_name
+from brimful.tables.ragged import NOT_TRAINED_ON
 from brimful.tensors.loss import are_classes, rows_that_count
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 
 from brimful.batches import Batches
 from brimful.core.above import ReadsAhead
-from brimful.core.errors import RankError
+from brimful.plan.errors import RankError
 
 _FETCHING: Final = "torch.utils.data._utils.fetch"
 """The module of torch in whose frames a DataLoader asks for samples, by an object that knows what becomes of them."""

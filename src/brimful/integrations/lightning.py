@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader
 
 from brimful.async_loader import AsyncLoader, innermost, micro_batches_of
 from brimful.batching.micro_batches import check_accumulation
-from brimful.core.errors import StateError
 from brimful.core.states import joined
 from brimful.integrations.copies import CopiesGuard
 from brimful.integrations.guard import check_shared_out
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
+from brimful.plan.errors import StateError
 
 __all__ = ["callbacks", "pytorch_lightning_callbacks"]
 

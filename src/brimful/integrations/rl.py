@@ -8,9 +8,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from brimful.core.errors import integer, truth
 from brimful.plan import AttentionCost, OverlongError, balance, micro_batches
 from brimful.plan.budget import sample_costs
+from brimful.plan.errors import integer, truth
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, one_length
 

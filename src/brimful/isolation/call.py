@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from brimful.blocks.ragged import COLUMN_KINDS
-from brimful.core.once import once
+from brimful.plan.once import once
+from brimful.tables.ragged import COLUMN_KINDS
 
 Tensor = torch.Tensor
 

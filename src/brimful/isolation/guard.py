@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from brimful.blocks.ragged import COLUMN_KINDS
-from brimful.core.errors import logger, one_of
-from brimful.core.random import seeded
 from brimful.isolation.call import Call, packed_batch, segments_of, unwrapped, vocabulary_of
 from brimful.isolation.probe import Leak, examine
 from brimful.isolation.small import POSITIONS, small_instance
 from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, repaired, segments, verdict
+from brimful.plan.errors import logger, one_of
+from brimful.plan.random import seeded
+from brimful.tables.ragged import COLUMN_KINDS
 
 TABLE: Final = Path(__file__).with_name("table.json")
 MOST_PARAMETERS: Final = 100_000_000

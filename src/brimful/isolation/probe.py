@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask
 
-from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED
-from brimful.core.random import seeded
 from brimful.isolation.call import Call
+from brimful.plan.random import seeded
+from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, SHIFTED
 from brimful.tensors.structures import tensors_of
 
 Tensor = torch.Tensor

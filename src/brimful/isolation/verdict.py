@@ -10,10 +10,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from brimful.core.random import seeded
 from brimful.isolation.call import Call, call_of, packed_batch, padded_batch, required, unwrapped, vocabulary_of
 from brimful.isolation.probe import Examined, Leak, examine
 from brimful.isolation.small import parts_of
+from brimful.plan.random import seeded
 from brimful.tensors.attention import padding_free
 
 LEAST_VOCABULARY: Final = 100

@@ -13,9 +13,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from brimful.core.errors import integer, logger, name_of, truth, warn_once
-from brimful.core.once import once
-from brimful.core.random import key, permutation
 from brimful.memory.device import PeaksBetween, ReportedPeaks, StepPeaks
 from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
 from brimful.memory.model import MemoryModel
@@ -23,8 +20,11 @@ from brimful.memory.recut import Padding, recut
 from brimful.oom.exhaustion import of_all_guards
 from brimful.plan.buckets import Rounding
 from brimful.plan.cut import longest_first
+from brimful.plan.errors import integer, logger, name_of, truth, warn_once
 from brimful.plan.memory import PeakModel
+from brimful.plan.once import once
 from brimful.plan.plan import IntArray
+from brimful.plan.random import key, permutation
 
 CHUNK: Final = 4_096
 """Texts that are tokenized at once where only their lengths are wanted."""

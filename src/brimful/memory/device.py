@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from brimful.core.errors import positive
 from brimful.memory.peaks import Meter, Peaks, measured
 from brimful.oom.exhaustion import free, is_oom
+from brimful.plan.errors import positive
 from brimful.plan.memory import Length
 
 BLOCK_BYTES: Final = 512

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 from torch._subclasses import fake_tensor
 from torch.nn import Module
 
-from brimful.core.errors import name_of
 from brimful.memory.device import TrackedMemory
 from brimful.memory.peaks import Meter, Peaks, measured
+from brimful.plan.errors import name_of
 from brimful.plan.memory import Length
 
 _FAKE_ERRORS: Final = (

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from brimful.core.errors import finite, positive, settle
-from brimful.core.once import once
+from brimful.plan.errors import finite, positive, settle
 from brimful.plan.memory import PeakModel, checked_risk
+from brimful.plan.once import once
 from brimful.plan.plan import IntArray
 
 SHARE: Final = 0.95

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from brimful.core.errors import finite, integer
+from brimful.plan.errors import finite, integer
 
 STEP: Final = 0.005
 """Errors are counted in steps of .5 %."""

@@ -13,14 +13,14 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import finite, integer, one_of, positive
-from brimful.core.once import once, settings_of
 from brimful.core.whole import write_whole
 from brimful.memory.growth import Floats, coefficients, per_sample, pieces_of, terms, triangle
 from brimful.memory.margin import Margin
 from brimful.memory.peaks import checked_shapes
 from brimful.plan.budget import largest
+from brimful.plan.errors import finite, integer, one_of, positive
 from brimful.plan.memory import Length, checked_risk
+from brimful.plan.once import once, settings_of
 
 Unit = Literal["bytes", "relative"]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import integer, positive
+from brimful.plan.errors import integer, positive
 from brimful.plan.memory import Length
 
 Meter: TypeAlias = Callable[[int, Length], float]

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from brimful.core.errors import StateError, integer, logger, one_of
 from brimful.core.states import check_form
 from brimful.oom.parts import Divisible
+from brimful.plan.errors import StateError, integer, logger, one_of
 
 R = TypeVar("R")
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from brimful.core.errors import counted, function, name_of
 from brimful.oom.exhaustion import GuardedCall, PartRunner
 from brimful.oom.parts import divisible, joined
+from brimful.plan.errors import counted, function, name_of
 from brimful.tensors.structures import parts_of, with_parts
 
 

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from brimful.core.errors import RankError, function, name_of, one_of, other_signature
 from brimful.oom.exhaustion import GuardedCall, PartRunner, Unfit
 from brimful.oom.modules import Buffers, modules_of_process
 from brimful.oom.parts import divisible, joined
 from brimful.oom.weights import Weigh, Weights
+from brimful.plan.errors import RankError, function, name_of, one_of, other_signature
 from brimful.tensors.structures import mapped
 
 Distributed = Literal["ddp", "fsdp"]

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from brimful.blocks.ragged import COLUMN_KINDS, TOKEN_COLUMNS
-from brimful.core.once import once
+from brimful.plan.once import once
+from brimful.tables.ragged import COLUMN_KINDS, TOKEN_COLUMNS
 
 BOUNDS: Final = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
 """The names of the column, in packed rows, of the slots at which segments begin."""

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, loss_labels
-from brimful.core.errors import finite, logger, one_of
 from brimful.core.own_keys import NUM_ITEMS, WEIGHTS
 from brimful.oom.parts import divisible
+from brimful.plan.errors import finite, logger, one_of
+from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, loss_labels
 from brimful.tensors.loss import are_classes
 from brimful.tensors.structures import with_values
 

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import integer, truth
 from brimful.plan.buckets import check_rising
 from brimful.plan.budget import SampleCost, sample_costs
 from brimful.plan.cut import ascending, cut_at, longest_first
+from brimful.plan.errors import integer, truth
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.pack import best_fit
 from brimful.plan.plan import IntArray, one_length

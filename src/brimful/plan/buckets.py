@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import MOST, integer, settle
+from brimful.plan.errors import MOST, integer, settle
 from brimful.plan.plan import IntArray, one_length
 
 FloatArray = NDArray[np.float64]

@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import finite, function, one_of, other_signature, settle
 from brimful.plan.buckets import Rounding, as_buckets
 from brimful.plan.cut import Cut, assemble, cut_fewest, cut_greedy, cut_priced, plan_sorted
+from brimful.plan.errors import finite, function, one_of, other_signature, settle
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, widths
 

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import integer
 from brimful.plan.buckets import FloatArray, check_rising, optimal_buckets, some_lengths
+from brimful.plan.errors import integer
 from brimful.plan.plan import IntArray, as_lengths
 
 Cost = Callable[..., float]

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import finite, integer, logger, one_of
-from brimful.core.once import once, settings_of
 from brimful.plan.budget import ENDLESS, largest
 from brimful.plan.cut import cut_greedy, pair_rows_at, plan_pairs, plan_sorted
+from brimful.plan.errors import finite, integer, logger, one_of
+from brimful.plan.once import once, settings_of
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, as_lengths, joined
 

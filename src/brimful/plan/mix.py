@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core import random
+from brimful.plan import random
 from brimful.plan.plan import IntArray
 
 Stop = Literal["first", "all", "all_repeat"]

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import integer, one_of
 from brimful.plan.buckets import Rounding
+from brimful.plan.errors import integer, one_of
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]

@@ -10,9 +10,9 @@ from heapq import heappop, heapreplace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import settle
 from brimful.plan.budget import SampleCost, sample_cost, sample_costs
 from brimful.plan.cut import ascending, longest_first
+from brimful.plan.errors import settle
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, one_length
 

@@ -10,7 +10,7 @@ from typing import Protocol, TypeGuard, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.once import once
+from brimful.plan.once import once
 
 IntArray = NDArray[np.int64]
 

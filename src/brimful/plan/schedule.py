@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.errors import finite, integer, one_of
+from brimful.plan.errors import finite, integer, one_of
 from brimful.plan.mix import ENDLESS, Stop, limits, served_at, times_of
 from brimful.plan.plan import IntArray
 

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Final
 
 import cloudpickle
 
-from brimful.core.errors import StageError, logger, quiet_tally
-from brimful.core.once import once
+from brimful.core.counters import quiet_tally
 from brimful.core.processes import LogCapture, Reply, answer, dumps
+from brimful.plan.errors import StageError, logger
+from brimful.plan.once import once
 
 RETRIES: Final = 3
 """How often in a row a worker may die over one thing before that is an error."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from brimful.core.errors import logger
 from brimful.core.processes import LogCapture, Reply, answer, dumps
+from brimful.plan.errors import logger
 from brimful.ray.cluster import Cluster, died_of, loaded
 
 T = TypeVar("T")

@@ -11,17 +11,18 @@ from typing import Any, ClassVar, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import EMPTY, concat, numpy_of
 from brimful.core.background import read_ahead
-from brimful.core.errors import ORIGIN, logger
 from brimful.core.processes import LogCapture
 from brimful.core.stage import END, Stage, State, named, running, runtime
+from brimful.plan.errors import logger
 from brimful.ray.cluster import Cluster, check_address
 from brimful.sources.files import FromFiles
 from brimful.sources.format import PlacedRows, Position, ShardReader
 from brimful.sources.rotation import OpenShard
 from brimful.sources.urls import Shard
+from brimful.tables.blocks import Block
+from brimful.tables.origins import ORIGIN
+from brimful.tables.ragged import EMPTY, concat, numpy_of
 
 PIECE_BYTES: Final = 4 << 20
 """Of rows as they are made: so many come at once, in a message of their own (3 ms)."""

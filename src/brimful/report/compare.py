@@ -16,7 +16,6 @@ from brimful.batches import Batches
 from brimful.batching.batch import PlannedBatches
 from brimful.batching.batched import Batched
 from brimful.batching.windows import auto_rows
-from brimful.core.errors import require
 from brimful.dataset import Dataset
 from brimful.plan import (
     AttentionCost,
@@ -28,6 +27,7 @@ from brimful.plan import (
     optimal_buckets,
     uniform_buckets,
 )
+from brimful.plan.errors import require
 from brimful.report.lengths import dataset_of
 
 IntArray = NDArray[np.int64]

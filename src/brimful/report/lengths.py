@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from brimful.blocks.ragged import token_counts
 from brimful.core.repeat import awaited
 from brimful.dataset import Dataset
 from brimful.index.sequence import FromSequence, LengthIndex
 from brimful.plan import as_lengths
 from brimful.sources.urls import Shards
+from brimful.tables.ragged import token_counts
 
 SUFFIXES: Final = (".npy", ".parquet")
 

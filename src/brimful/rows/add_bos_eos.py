@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from brimful.blocks.ragged import Ragged, surround
 from brimful.rows.bos_eos import BosEos
+from brimful.tables.ragged import Ragged, surround
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.blockwise import Blockwise
-from brimful.blocks.ragged import Ragged, list_array, ragged, with_column
-from brimful.core.errors import settle
+from brimful.plan.errors import settle
+from brimful.tables.blocks import Block
+from brimful.tables.blockwise import Blockwise
+from brimful.tables.ragged import Ragged, list_array, ragged, with_column
 
 
 @dataclass(frozen=True)

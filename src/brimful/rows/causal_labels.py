@@ -7,10 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.blockwise import Blockwise
-from brimful.blocks.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, equally_long, list_array, with_column
-from brimful.core.errors import DataError, truth, where
+from brimful.plan.errors import DataError, truth
+from brimful.tables.blocks import Block
+from brimful.tables.blockwise import Blockwise
+from brimful.tables.origins import where
+from brimful.tables.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, equally_long, list_array, with_column
 
 _MOST: Final = (1 << 31) - 1
 

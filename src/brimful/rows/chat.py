@@ -10,11 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.parallel import BlockFunction
-from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, column_of, list_array, offsets_of, with_column
-from brimful.core.errors import DataError, OnError, StageError, is_failure, skipped, where
-from brimful.core.once import once
+from brimful.core.counters import OnError, skipped
 from brimful.core.stage import described
 from brimful.encoding.conversations import (
     Labelled,
@@ -27,6 +23,12 @@ from brimful.encoding.conversations import (
 )
 from brimful.encoding.encoder_kinds import TransformersEncoder
 from brimful.encoding.turns import ChatTemplate, Turns
+from brimful.plan.errors import DataError, StageError, is_failure
+from brimful.plan.once import once
+from brimful.tables.blocks import Block
+from brimful.tables.origins import where
+from brimful.tables.parallel import BlockFunction
+from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, column_of, list_array, offsets_of, with_column
 
 TOKENS: Final = "input_ids"
 TOOLS: Final = "tools"

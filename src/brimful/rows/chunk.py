@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block, with_origin
-from brimful.blocks.blockwise import Blockwise
-from brimful.blocks.ragged import cut_together, gather, list_array
-from brimful.core.errors import count, settle, truth
+from brimful.core.counters import count
+from brimful.plan.errors import settle, truth
+from brimful.tables.blocks import Block, with_origin
+from brimful.tables.blockwise import Blockwise
+from brimful.tables.ragged import cut_together, gather, list_array
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.schema import as_text, from_text
-from brimful.blocks.several import conformed, union_of
-from brimful.blocks.typed import Typed
 from brimful.core.stage import END, Stage, State, running
+from brimful.tables.blocks import Block
+from brimful.tables.schema import as_text, from_text
+from brimful.tables.several import conformed, union_of
+from brimful.tables.typed import Typed
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, with_origin
-from brimful.blocks.ragged import EMPTY, Ragged, list_array
-from brimful.blocks.rechunk import Rechunk
-from brimful.core.errors import count, settle, truth
+from brimful.core.counters import count
+from brimful.plan.errors import settle, truth
+from brimful.tables.blocks import Block, with_origin
+from brimful.tables.ragged import EMPTY, Ragged, list_array
+from brimful.tables.rechunk import Rechunk
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.blocks.ragged import Ragged, surround
 from brimful.rows.bos_eos import BosEos
+from brimful.tables.ragged import Ragged, surround
 
 
 @dataclass(frozen=True)

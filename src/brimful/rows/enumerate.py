@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import array_of, with_column
 from brimful.core.stage import END, Stage, State, refuse_streams, running
+from brimful.tables.blocks import Block
+from brimful.tables.ragged import array_of, with_column
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from brimful.blocks.blocks import KEY, Block, tried
-from brimful.blocks.parallel import BlockFunction
-from brimful.core.errors import OnError, name_of
+from brimful.core.counters import OnError
 from brimful.core.stage import runtime
+from brimful.plan.errors import name_of
+from brimful.tables.blocks import KEY, Block, tried
+from brimful.tables.parallel import BlockFunction
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import EMPTY, array_of, concat, token_counts
-from brimful.blocks.resize import Cursor
-from brimful.blocks.schema import as_text, from_text
-from brimful.blocks.several import conformed, union_of
-from brimful.blocks.typed import Typed
-from brimful.core.errors import Counts, StateError, add_counts, apart
+from brimful.core.counters import Counts, add_counts, apart
 from brimful.core.repeat import Waiting, reached
 from brimful.core.replay import REPLAY
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, described, runtime
+from brimful.plan.errors import StateError
 from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
 from brimful.plan.schedule import Schedule, Segment, check, owed_after, segments_of
+from brimful.tables.blocks import Block
+from brimful.tables.ragged import EMPTY, array_of, concat, token_counts
+from brimful.tables.resize import Cursor
+from brimful.tables.schema import as_text, from_text
+from brimful.tables.several import conformed, union_of
+from brimful.tables.typed import Typed
 
 
 @dataclass(frozen=True)

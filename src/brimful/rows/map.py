@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from brimful.blocks.typed import SampleFunction
+from brimful.tables.typed import SampleFunction
 
 
 @dataclass(frozen=True)

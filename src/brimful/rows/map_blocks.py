@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block, visible, with_origin
-from brimful.blocks.plain import without_extensions
-from brimful.blocks.ragged import EMPTY
-from brimful.blocks.schema import complete, first_misfit, fitted, named, settled
-from brimful.blocks.typed import ByBlock
-from brimful.core.errors import StageError, name_of, where
+from brimful.plan.errors import StageError, name_of
+from brimful.tables.blocks import Block, visible, with_origin
+from brimful.tables.origins import where
+from brimful.tables.plain import without_extensions
+from brimful.tables.ragged import EMPTY
+from brimful.tables.schema import complete, first_misfit, fitted, named, settled
+from brimful.tables.typed import ByBlock
 
 
 @dataclass(frozen=True)

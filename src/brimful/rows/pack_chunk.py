@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, with_origin
-from brimful.blocks.ragged import Ragged, gather, list_array, offsets_of
-from brimful.blocks.rechunk import MOST_LEFT_OUT, Rechunk
-from brimful.core.errors import count
+from brimful.core.counters import count
+from brimful.tables.blocks import Block, with_origin
+from brimful.tables.ragged import Ragged, gather, list_array, offsets_of
+from brimful.tables.rechunk import MOST_LEFT_OUT, Rechunk
 
 
 @dataclass(frozen=True)

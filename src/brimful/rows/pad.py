@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from brimful.blocks import ragged as kernels
-from brimful.blocks.blocks import Block
-from brimful.blocks.blockwise import Blockwise
-from brimful.blocks.ragged import MASK, list_array, offsets_of, ragged, with_column
-from brimful.core.errors import DataError, settle, where
+from brimful.plan.errors import DataError, settle
+from brimful.tables import ragged as kernels
+from brimful.tables.blocks import Block
+from brimful.tables.blockwise import Blockwise
+from brimful.tables.origins import where
+from brimful.tables.ragged import MASK, list_array, offsets_of, ragged, with_column
 
 
 @dataclass(frozen=True)

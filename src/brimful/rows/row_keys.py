@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from brimful.blocks.blocks import KEY, Block
-from brimful.blocks.ragged import array_of, with_column
-from brimful.core import random
-from brimful.core.errors import settle
 from brimful.core.stage import END, Stage, State, place, running
+from brimful.plan import random
+from brimful.plan.errors import settle
+from brimful.tables.blocks import KEY, Block
+from brimful.tables.ragged import array_of, with_column
 
 
 @dataclass(frozen=True)

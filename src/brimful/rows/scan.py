@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block, as_dict, samples
-from brimful.blocks.parallel import CallResult
-from brimful.blocks.resize import Rebatch
-from brimful.blocks.typed import Fitted, SampleResults, TypedFunction, block_of_results, types_of_results
-from brimful.core.errors import StageError, name_of, where
 from brimful.core.stage import END, State, refuse_streams
+from brimful.plan.errors import StageError, name_of
+from brimful.tables.blocks import Block, as_dict, samples
+from brimful.tables.origins import where
+from brimful.tables.parallel import CallResult
+from brimful.tables.resize import Rebatch
+from brimful.tables.typed import Fitted, SampleResults, TypedFunction, block_of_results, types_of_results
 
 
 @dataclass(frozen=True)

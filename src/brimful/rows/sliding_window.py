@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import KEY, Block, check_replay, visible, with_origin
-from brimful.blocks.checksums import RowChecksums, in_state
-from brimful.blocks.ragged import EMPTY, array_of, concat, list_array
-from brimful.blocks.rechunk import HeldBlock, drop_front, held_checksums
-from brimful.blocks.resize import bytes_in, coalesced, read_again
-from brimful.core.errors import DataError, settle, where
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_streams
+from brimful.plan.errors import DataError, settle
+from brimful.tables.blocks import KEY, Block, check_replay, visible, with_origin
+from brimful.tables.checksums import RowChecksums, in_state
+from brimful.tables.origins import where
+from brimful.tables.ragged import EMPTY, array_of, concat, list_array
+from brimful.tables.rechunk import HeldBlock, drop_front, held_checksums
+from brimful.tables.resize import bytes_in, coalesced, read_again
 
 
 @dataclass(frozen=True)

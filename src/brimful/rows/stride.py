@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import array_of
-from brimful.core.errors import integer
 from brimful.core.repeat import awaited, passed, passing
 from brimful.core.stage import END, Stage, State, refuse_streams
+from brimful.plan.errors import integer
+from brimful.tables.blocks import Block
+from brimful.tables.ragged import array_of
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from brimful.blocks.blocks import Block
-from brimful.core.errors import settle
 from brimful.core.stage import END, Stage, State, refuse_streams, running
+from brimful.plan.errors import settle
+from brimful.tables.blocks import Block
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.parallel import BlockFunction
-from brimful.blocks.ragged import Ragged, array_of, column_of, list_array, refuse_nulls, with_column
-from brimful.core.errors import HIDDEN, PANIC, DataError, StageError, is_failure, where
 from brimful.core.stage import runtime
 from brimful.encoding.encoder import Encoder, Texts
 from brimful.encoding.engines import EngineError
+from brimful.plan.errors import PANIC, DataError, StageError, is_failure
+from brimful.tables.blocks import Block
+from brimful.tables.origins import HIDDEN, where
+from brimful.tables.parallel import BlockFunction
+from brimful.tables.ragged import Ragged, array_of, column_of, list_array, refuse_nulls, with_column
 
 _REMEDY: Final = (
     ". The library gave up on this text: shorten long runs of one character in it (map), or leave it out (filter)"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.blockwise import Blockwise
-from brimful.blocks.hashes import Side, Split
-from brimful.blocks.ragged import array_of
+from brimful.tables.blocks import Block
+from brimful.tables.blockwise import Blockwise
+from brimful.tables.hashes import Side, Split
+from brimful.tables.ragged import array_of
 
 
 @dataclass(frozen=True)

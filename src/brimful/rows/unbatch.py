@@ -6,11 +6,11 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from brimful.blocks.blocks import Block, samples
-from brimful.blocks.checksums import checksums, in_state
-from brimful.blocks.resize import resumed
 from brimful.core.repeat import awaited
 from brimful.core.stage import END, Stage, State
+from brimful.tables.blocks import Block, samples
+from brimful.tables.checksums import checksums, in_state
+from brimful.tables.resize import resumed
 
 
 @dataclass(frozen=True)

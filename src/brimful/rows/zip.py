@@ -7,12 +7,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Final
 
-from brimful.blocks.blocks import Block, visible
-from brimful.blocks.ragged import EMPTY
-from brimful.blocks.resize import Cursor
-from brimful.blocks.several import beside, require_distinct, unequal
-from brimful.core.errors import Counts, add_counts, apart
+from brimful.core.counters import Counts, add_counts, apart
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, refuse_streams
+from brimful.tables.blocks import Block, visible
+from brimful.tables.ragged import EMPTY
+from brimful.tables.resize import Cursor
+from brimful.tables.several import beside, require_distinct, unequal
 
 COUNTED: Final = 1_000_000
 """Rows that are read beyond the end of the shortest, to say how many the others have."""

@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple, final
 
 import pyarrow as pa
 
-from brimful.blocks.plain import any_part
-from brimful.core.errors import DataError
+from brimful.plan.errors import DataError
 from brimful.sources.bytes import Bytes
 from brimful.sources.columnar import ColumnarFormat, ColumnarRows, Unit
 from brimful.sources.format import Position, ShardReader, Wanted
 from brimful.sources.prefetched import PrefetchedFile, RandomAccessFile
+from brimful.tables.plain import any_part
 
 _MAGIC: Final = b"ARROW1"
 _HEAD: Final = struct.Struct("<ii")

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final
 from weakref import WeakSet
 
 from brimful.core.background import awaited, pause
-from brimful.core.errors import DataError
+from brimful.plan.errors import DataError
 from brimful.sources.objects import WHOLE_ONLY, Attempts, Object, ObjectStore, RefusedError
 
 READ_BYTES: Final = 1 << 16

@@ -12,11 +12,12 @@ from typing import Any, BinaryIO, Final, final
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Sample, as_sample, rows_at
-from brimful.blocks.schema import block_of, first_rows, infer, misfit
-from brimful.core.errors import OnError, StageError, StateError, name_of
+from brimful.core.counters import OnError
+from brimful.plan.errors import StageError, StateError, name_of
 from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.format import Format, Parsed, Piece, ShardReader, Wanted
+from brimful.tables.blocks import Sample, as_sample, rows_at
+from brimful.tables.schema import block_of, first_rows, infer, misfit
 
 ShardFunction = Callable[[BinaryIO], Iterable[Sample | str]]
 ROWS: Final = 256

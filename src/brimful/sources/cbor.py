@@ -12,12 +12,13 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block, Sample
-from brimful.blocks.schema import SAMPLE_ROWS, UNFIT, block_of, fitting, infer, misfit
-from brimful.core.errors import DataError, OnError, StateError
+from brimful.core.counters import OnError
+from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import BAD_RECORDS, Format, Parsed, ShardReader, Wanted, good_rows, halved
 from brimful.sources.forward import BUFFER_BYTES, RECORD_BYTES, Forward, ForwardReader, Records
+from brimful.tables.blocks import Block, Sample
+from brimful.tables.schema import SAMPLE_ROWS, UNFIT, block_of, fitting, infer, misfit
 
 _SCALARS: Final = frozenset({str, bytes, int, float, bool, NoneType, date})
 _SHARED: Final = (28, 29)

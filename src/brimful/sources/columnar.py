@@ -14,14 +14,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.plain import as_plain, inside, plain
-from brimful.blocks.ragged import EMPTY, array_of, concat
-from brimful.blocks.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, named, settled
-from brimful.core.errors import DataError, OnError, StateError
+from brimful.core.counters import OnError
+from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format, Parsed, Piece, Position, ShardReader, bisected
 from brimful.sources.prefetched import PrefetchedFile
+from brimful.tables.blocks import Block
+from brimful.tables.plain import as_plain, inside, plain
+from brimful.tables.ragged import EMPTY, array_of, concat
+from brimful.tables.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, named, settled
 
 ROWS: Final = 4096
 BUFFER_BYTES: Final = 1 << 20

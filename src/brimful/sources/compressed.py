@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from brimful.core.errors import DataError
+from brimful.plan.errors import DataError
 from brimful.sources.bytes import READ_BYTES, Bytes
 
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".xz": "xz"}

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, block_of, may_be_rounded, named
-from brimful.core.errors import DataError, OnError
+from brimful.core.counters import OnError
+from brimful.plan.errors import DataError
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import BAD_RECORDS, Format, Parsed, ShardReader, Wanted, good_rows, halved
 from brimful.sources.forward import Forward, ForwardReader, Records, split
 from brimful.sources.records import CsvText, fields, header_of, records_of
+from brimful.tables.blocks import Block
+from brimful.tables.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, block_of, may_be_rounded, named
 
 NULLS: Final = ("", "NA", "N/A", "null", "NULL")
 """Of every type but text. (Arrow's own list has more; "nan" is a number.)"""

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.plain import without_extensions
-from brimful.blocks.ragged import null_in
+from brimful.tables.blocks import Block
+from brimful.tables.plain import without_extensions
+from brimful.tables.ragged import null_in
 
 
 def rows_at_hand(rows: Any, caller: str) -> Any:

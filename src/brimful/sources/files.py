@@ -13,31 +13,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, rows_at
-from brimful.blocks.ragged import EMPTY
-from brimful.blocks.schema import infer, named
-from brimful.core import random
 from brimful.core.background import Workers
-from brimful.core.errors import (
-    DataError,
-    OnError,
-    StateError,
-    add_counts,
-    apart,
-    counted,
-    logger,
-    one_of,
-    settle,
-    truth,
-)
-from brimful.core.once import once
+from brimful.core.counters import OnError, add_counts, apart
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
+from brimful.plan import random
+from brimful.plan.errors import DataError, StateError, counted, logger, one_of, settle, truth
+from brimful.plan.once import once
 from brimful.sources.called import FunctionFormat, ShardFunction
 from brimful.sources.compressed import COMPRESSIONS
 from brimful.sources.format import Format, Position, ShardReader, Wanted
 from brimful.sources.formats import FORMATS, format_of
 from brimful.sources.rotation import OpenShard, Rotation, arrived
 from brimful.sources.urls import Shard, Shards
+from brimful.tables.blocks import Block, rows_at
+from brimful.tables.ragged import EMPTY
+from brimful.tables.schema import infer, named
 
 MAX_THREADS: Final = 32
 """That read shards at once: of one stream, or of several together."""

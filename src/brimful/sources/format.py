@@ -11,22 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import concat, with_column
-from brimful.blocks.schema import block_of
-from brimful.core.errors import (
-    ORIGIN,
-    SKIPPED,
-    DataError,
-    OnError,
-    StageError,
-    StateError,
-    count,
-    logger,
-    origins,
-    skipped,
-)
+from brimful.core.counters import SKIPPED, OnError, count, skipped
+from brimful.plan.errors import DataError, StageError, StateError, logger
 from brimful.sources.bytes import Bytes
+from brimful.tables.blocks import Block
+from brimful.tables.origins import ORIGIN, origins
+from brimful.tables.ragged import concat, with_column
+from brimful.tables.schema import block_of
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -10,7 +10,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.errors import DataError, StateError
+from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.format import Parsed, Piece, ShardReader, Wanted
 

@@ -11,10 +11,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block, Sample, as_sample, check_rows, from_samples, rows_at
-from brimful.blocks.checksums import checksums, in_state
-from brimful.blocks.ragged import EMPTY, concat, with_column
-from brimful.blocks.schema import (
+from brimful.core.stage import END, State, runtime
+from brimful.plan.errors import StageError, StateError, name_of
+from brimful.sources.data_libraries import in_epoch, rows_of, stored, tables_of
+from brimful.tables.blocks import Block, Sample, as_sample, check_rows, from_samples, rows_at
+from brimful.tables.checksums import checksums, in_state
+from brimful.tables.origins import ORIGIN, origins
+from brimful.tables.ragged import EMPTY, concat, with_column
+from brimful.tables.schema import (
     OF_RESULTS,
     SAMPLE_ROWS,
     as_text,
@@ -28,10 +32,7 @@ from brimful.blocks.schema import (
     settled,
     united,
 )
-from brimful.blocks.typed import Typed
-from brimful.core.errors import ORIGIN, StageError, StateError, name_of, origins
-from brimful.core.stage import END, State, runtime
-from brimful.sources.data_libraries import in_epoch, rows_of, stored, tables_of
+from brimful.tables.typed import Typed
 
 ROWS: Final = 256
 

@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.json
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, Sample
-from brimful.blocks.plain import any_part
-from brimful.blocks.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
-from brimful.core.errors import DataError, OnError
+from brimful.core.counters import OnError
+from brimful.plan.errors import DataError
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format, Parsed, ShardReader, Wanted, good_rows, halved
 from brimful.sources.forward import ForwardReader, Records, lines_of, split
+from brimful.tables.blocks import Block, Sample
+from brimful.tables.plain import any_part
+from brimful.tables.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
 
 _SPACE: Final = b" \t\r\n"
 _LONG: Final = re.compile(rb"\d{8}")

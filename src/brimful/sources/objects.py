@@ -17,10 +17,10 @@ import fsspec.asyn
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.blocks.ragged import distinct
 from brimful.core.background import Workers, awaited
-from brimful.core.errors import DataError, logger
+from brimful.plan.errors import DataError, logger
 from brimful.sources.faults import OtherContentError, absent, may_have_changed, said, transient
+from brimful.tables.ragged import distinct
 
 T = TypeVar("T")
 

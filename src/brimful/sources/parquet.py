@@ -9,7 +9,7 @@ from typing import Any, final
 import pyarrow as pa
 import pyarrow.parquet
 
-from brimful.core.errors import DataError, StateError
+from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import Bytes
 from brimful.sources.columnar import BUFFER_BYTES, ROWS, ColumnarFormat, ColumnarRows, Unit
 from brimful.sources.format import Position, ShardReader, Wanted

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
-from brimful.core.errors import DataError
+from brimful.plan.errors import DataError
 from brimful.sources.bytes import BLOCK_BYTES, Bytes
 from brimful.sources.objects import GAP_BYTES
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.errors import DataError
+from brimful.plan.errors import DataError
 from brimful.sources.bytes import READ_BYTES
 from brimful.sources.forward import BUFFER_BYTES, Forward, Records, split
 

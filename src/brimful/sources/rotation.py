@@ -10,11 +10,11 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import EMPTY, array_of, concat, offsets_of, runs
 from brimful.core.background import Workers, awaited
-from brimful.core.errors import Counts, add_counts, apart, count
+from brimful.core.counters import Counts, add_counts, apart, count
 from brimful.sources.format import PlacedRows, Position
+from brimful.tables.blocks import Block
+from brimful.tables.ragged import EMPTY, array_of, concat, offsets_of, runs
 
 T = TypeVar("T")
 

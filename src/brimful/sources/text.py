@@ -7,7 +7,7 @@ from typing import Final, final
 import numpy as np
 import pyarrow as pa
 
-from brimful.core.errors import OnError
+from brimful.core.counters import OnError
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format, Parsed, ShardReader, Wanted
 from brimful.sources.forward import ForwardReader, Records, lines_of, split

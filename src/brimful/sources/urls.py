@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import fsspec
 
-from brimful.core.errors import timeout
-from brimful.core.once import once, settings_of
+from brimful.plan.errors import timeout
+from brimful.plan.once import once, settings_of
 from brimful.sources.bytes import Bytes, is_local, opened
 from brimful.sources.compressed import COMPRESSIONS, Decompressed
 from brimful.sources.formats import format_of

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import offsets_of, with_column
-from brimful.core.errors import ORIGIN, DataError, origins
-from brimful.core.once import once
 from brimful.index.index import RowSpans
+from brimful.plan.errors import DataError
+from brimful.plan.once import once
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SideFile, StoredFile
+from brimful.tables.blocks import Block
+from brimful.tables.origins import ORIGIN, origins
+from brimful.tables.ragged import offsets_of, with_column
 
 HEAD_BYTES: Final = 1024
 """The header of a numpy file fits in so many."""

@@ -16,19 +16,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import LABELS, REMEDIES
-from brimful.core.errors import ORIGIN, ORIGIN_TYPE, DataError, check_path, logger
-from brimful.core.once import once
 from brimful.core.stage import CHECKSUMS
 from brimful.core.whole import write_whole
 from brimful.encoding.encoder import Padding, StoredTokenizer
 from brimful.index.index import Ask, DataIndex, RowSet, RowSpans
+from brimful.plan.errors import DataError, check_path, logger
+from brimful.plan.once import once
 from brimful.store.folder import Folder
 from brimful.store.journal import one_writer, this_writer
 from brimful.store.local import LocalFolder
 from brimful.store.manifest import Manifest
 from brimful.store.remote import Prefetched, RemoteFolder
+from brimful.tables.blocks import Block
+from brimful.tables.origins import ORIGIN, ORIGIN_TYPE
+from brimful.tables.ragged import LABELS, REMEDIES
 
 MAX_EXTRA_ROWS: Final = 8
 """For each wanted row at most so many others are read along."""

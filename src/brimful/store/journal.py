@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
-from brimful.core.errors import DataError, StateError, logger
 from brimful.core.stage import State
 from brimful.core.whole import write_whole
+from brimful.plan.errors import DataError, StateError, logger
 from brimful.store.manifest import JOURNAL, StoredFile, check_same, stored_file
 
 LOCK: Final = "writer.lock"

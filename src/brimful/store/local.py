@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import concat, distinct, dtype_of, list_array, numpy_of, offsets_of, runs
-from brimful.core.errors import DataError
-from brimful.core.once import once
 from brimful.index.index import RowSpans
+from brimful.plan.errors import DataError
+from brimful.plan.once import once
 from brimful.store.folder import Folder, Ranges, numpy_file
 from brimful.store.manifest import SideFile, sha256_of
+from brimful.tables.blocks import Block
+from brimful.tables.ragged import concat, distinct, dtype_of, list_array, numpy_of, offsets_of, runs
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from brimful.core.errors import DataError, StateError, check_version, logger
-from brimful.core.once import once
 from brimful.core.stage import Stage, header_difference
 from brimful.core.whole import write_whole
+from brimful.plan.errors import DataError, StateError, check_version, logger
+from brimful.plan.once import once
 
 MANIFEST: Final = "manifest.json"
 JOURNAL: Final = "journal.jsonl"

@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from brimful.blocks.checksums import RowChecksums
-from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, is_ragged, numpy_of, offsets_of, trained_on
 from brimful.core.whole import naming, part_of, settle
 from brimful.index.index import has_labels
 from brimful.store.local import MappedFile
 from brimful.store.manifest import SideFile, StoredFile, sha256_of
+from brimful.tables.checksums import RowChecksums
+from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, is_ragged, numpy_of, offsets_of, trained_on
 
 PLACES: Final = "places.npy"
 BATCH_FIELDS: Final = 3

@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brimful.blocks.blocks import Block, visible
-from brimful.blocks.ragged import is_ragged, list_array, null_in, numpy_of, offsets_of
-from brimful.core.errors import DataError, where
 from brimful.core.stage import Stage
+from brimful.plan.errors import DataError
+from brimful.tables.blocks import Block, visible
+from brimful.tables.origins import where
+from brimful.tables.ragged import is_ragged, list_array, null_in, numpy_of, offsets_of
 
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 

@@ -17,15 +17,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block, visible
-from brimful.blocks.ragged import concat, is_ragged
-from brimful.blocks.resize import bytes_in
-from brimful.core.errors import TALLY, DataError, Tally, check_path, where
+from brimful.core.counters import TALLY, Tally
 from brimful.core.progress import Report
 from brimful.core.repeat import awaited
 from brimful.core.stage import END, Stage, State
 from brimful.core.whole import naming, part_of, settle
 from brimful.encoding.encoder import paddings
+from brimful.plan.errors import DataError, check_path
 from brimful.store.journal import LOCK, Journal, one_writer
 from brimful.store.local import LocalFolder, MappedFile
 from brimful.store.manifest import (
@@ -41,6 +39,10 @@ from brimful.store.manifest import (
 )
 from brimful.store.side import write_side_files
 from brimful.store.types import conform, stored_schema, vocabularies
+from brimful.tables.blocks import Block, visible
+from brimful.tables.origins import where
+from brimful.tables.ragged import concat, is_ragged
+from brimful.tables.resize import bytes_in
 
 BATCH_BYTES: Final = 8 << 20
 """The size of a record batch, by its rows before they are stored; stored tokens take half of that or less."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from brimful.core.errors import integer, one_of
+from brimful.plan.errors import integer, one_of
 
 __all__ = ["document_ids", "document_mask", "flex_block_mask", "padding_free", "varlen"]
 

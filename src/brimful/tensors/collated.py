@@ -14,13 +14,15 @@ import numpy as np
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.labels import read
 from brimful.batching.window import PlanningWindow
-from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, loss_labels
-from brimful.blocks.texts import schema_without, why_missing
 from brimful.core.ahead import then
-from brimful.core.errors import TALLY, DataError, Tally, counted, warn_once, where
+from brimful.core.counters import TALLY, Tally
 from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, TAKEN
 from brimful.core.stage import Stage, State, described, running, runtime
 from brimful.core.stats import Made
+from brimful.plan.errors import DataError, counted, warn_once
+from brimful.tables.origins import where
+from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, loss_labels
+from brimful.tables.texts import schema_without, why_missing
 from brimful.tensors.layouts import SIGNED, Collating, ColumnRules, Layout, refuse_taken
 
 if TYPE_CHECKING:

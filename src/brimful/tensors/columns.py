@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 from brimful.batching.batch import Batch
 from brimful.batching.labels import TOKENS, LossLabels, labels_of
 from brimful.batching.window import PlanningWindow
-from brimful.blocks.blocks import Block, with_origin
-from brimful.blocks.ragged import (
+from brimful.index.index import RowSpans
+from brimful.plan.errors import DataError
+from brimful.plan.once import once
+from brimful.tables.blocks import Block, with_origin
+from brimful.tables.origins import HIDDEN, where
+from brimful.tables.ragged import (
     LABELS,
     NOT_TRAINED_ON,
     SHIFTED,
@@ -35,10 +39,7 @@ from brimful.blocks.ragged import (
     ragged,
     trained_on,
 )
-from brimful.blocks.texts import texts_in
-from brimful.core.errors import HIDDEN, DataError, where
-from brimful.core.once import once
-from brimful.index.index import RowSpans
+from brimful.tables.texts import texts_in
 from brimful.tensors.layouts import BATCH_KEY, ColumnRules
 from brimful.tensors.structures import Unpadded
 

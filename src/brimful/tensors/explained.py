@@ -17,7 +17,7 @@ import torch
 
 from brimful.batching.batch import Batch, PlannedBatches
 from brimful.batching.window import IntArray, PlanningWindow
-from brimful.core.errors import ORIGIN, where
+from brimful.tables.origins import ORIGIN, where
 from brimful.tensors.columns import WindowColumns
 
 _SHOWN: Final = 60

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from brimful.blocks.blocks import Sample
+from brimful.tables.blocks import Sample
 
 
 class Fetched(dict[str, Any]):

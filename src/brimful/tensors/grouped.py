@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from brimful.batching.batch import Batch
-from brimful.core.errors import DataError
 from brimful.grouping.collection import collection_of
 from brimful.grouping.collection_data import CollectionData, Column
 from brimful.grouping.language import is_name
 from brimful.grouping.padded_groups import PaddedGroups
 from brimful.plan import optimal_partition
 from brimful.plan.buckets import Rounding
+from brimful.plan.errors import DataError
 from brimful.tensors.columns import ListColumn, ObjectColumn, WindowColumns
 from brimful.tensors.layouts import refuse_taken
 from brimful.tensors.padded import padded

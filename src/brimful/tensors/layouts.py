@@ -14,19 +14,20 @@ import numpy as np
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.labels import LabelsFollow, LossLabels, read
 from brimful.batching.window import IntArray
-from brimful.blocks.blocks import Block, samples
-from brimful.blocks.parallel import SERIAL, Parallel
-from brimful.blocks.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, TOKEN_COLUMNS, loss_labels
-from brimful.blocks.texts import why_missing
 from brimful.core.ahead import AHEAD, Deferred
-from brimful.core.errors import DataError, StageError, counted, integer, name_of, one_of, where
-from brimful.core.once import once, settings_of
 from brimful.core.own_keys import NUM_ITEMS
-from brimful.core.random import generators_of, seeded
 from brimful.core.stage import State
 from brimful.plan import Policy
 from brimful.plan.buckets import Rounding
 from brimful.plan.budget import exceeded
+from brimful.plan.errors import DataError, StageError, counted, integer, name_of, one_of
+from brimful.plan.once import once, settings_of
+from brimful.plan.random import generators_of, seeded
+from brimful.tables.blocks import Block, samples
+from brimful.tables.origins import where
+from brimful.tables.parallel import SERIAL, Parallel
+from brimful.tables.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, TOKEN_COLUMNS, loss_labels
+from brimful.tables.texts import why_missing
 
 if TYPE_CHECKING:
     from brimful.tensors.columns import WindowColumns

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from brimful.batching.batch import Batch
-from brimful.blocks.ragged import NOT_TRAINED_ON, loss_labels
-from brimful.core.errors import DataError
 from brimful.core.own_keys import WEIGHTS, RankWeight
+from brimful.plan.errors import DataError
+from brimful.tables.ragged import NOT_TRAINED_ON, loss_labels
 from brimful.tensors.columns import WindowColumns
 
 

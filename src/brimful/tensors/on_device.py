@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 import torch
 
 from brimful.core.ahead import AHEAD, defer, items_ahead, then
-from brimful.core.errors import settle
 from brimful.core.stage import Stage, State, running, runtime
+from brimful.plan.errors import settle
 from brimful.tensors.explained import carry
 from brimful.tensors.structures import mapped, tensors_of
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, PackedPieces, PlannedBatches
-from brimful.blocks.ragged import COLUMN_KINDS, LABELS, MASK, SHIFTED, offsets_of, runs
-from brimful.core.errors import DataError
+from brimful.plan.errors import DataError
+from brimful.tables.ragged import COLUMN_KINDS, LABELS, MASK, SHIFTED, offsets_of, runs
 from brimful.tensors.columns import ColumnType, ListColumn, WindowColumns, held_in
 from brimful.tensors.layouts import refuse_taken
 

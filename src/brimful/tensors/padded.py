@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from brimful.batching.batch import Batch
-from brimful.blocks.ragged import attention_mask, gaps
+from brimful.tables.ragged import attention_mask, gaps
 from brimful.tensors.columns import ListColumn, WindowColumns
 from brimful.tensors.layouts import put
 from brimful.tensors.structures import Unpadded

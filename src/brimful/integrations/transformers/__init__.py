@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from brimful.core.errors import one_of
 from brimful.integrations.transformers.adapter import Adapter
 from brimful.integrations.transformers.data import TrainerBatch, is_ours
 from brimful.integrations.transformers.loss import Evaluation, as_integers, real_rows, with_a_label
+from brimful.plan.errors import one_of
 
 __all__ = ["trainer_class"]
 

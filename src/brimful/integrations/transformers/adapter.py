@@ -17,7 +17,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from brimful.async_loader import has_static_buffers, innermost
 from brimful.batching.micro_batches import check_accumulation
-from brimful.core.errors import logger
 from brimful.core.states import merge_states
 from brimful.integrations.copies import refuse_copies
 from brimful.integrations.guard import refuse_static_buffers, told_to_all
@@ -42,6 +41,7 @@ from brimful.integrations.transformers.loss import Evaluation, num_labels_of, re
 from brimful.isolation.call import FROM_PACKED, base_model
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
+from brimful.plan.errors import logger
 from brimful.tensors.loss import nothing
 
 DATA: Final = ("train_dataset", "eval_dataset")

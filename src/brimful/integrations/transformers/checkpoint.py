@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from brimful.core.errors import StateError, logger
 from brimful.core.states import check_form
 from brimful.core.whole import write_whole
+from brimful.plan.errors import StateError, logger
 
 FILE: Final = "brimful_state.json"
 VERSION: Final = 1

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from brimful.async_loader import AsyncLoader, has_static_buffers, innermost
 from brimful.batches import Batches
-from brimful.core.errors import logger
 from brimful.core.stage import running
 from brimful.dataset import Dataset
 from brimful.integrations.guard import refuse_static_buffers
 from brimful.isolation.guard import packed_segments
 from brimful.loader import Loader
+from brimful.plan.errors import logger
 from brimful.tensors.loss import rows_that_count
 
 SKIPPED: Final = object()

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from accelerate.utils import recursively_apply
 from transformers.trainer_utils import EvalLoopOutput
 
-from brimful.blocks.ragged import NOT_TRAINED_ON
 from brimful.integrations.transformers.data import Share, TrainerBatch
+from brimful.tables.ragged import NOT_TRAINED_ON
 from brimful.tensors.loss import are_classes, by_row, num_labels
 from brimful.tensors.structures import mapped
 

@@ -1,8 +1,4 @@
-"""Errors, checks of settings, the places that rows came from, and counts of rows that were left out.
-
-Every row that a source reads carries its origin in a hidden column (a file and a line, in 12 bytes and one name a file), so
-that any stage, however far down and in whichever process, can name the file and the line of the row that it failed on.
-"""
+"""Errors, and checks of settings."""
 
 from __future__ import annotations
 
@@ -10,21 +6,15 @@ import inspect
 import logging
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar, copy_context
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from itertools import islice
 from math import inf, isfinite
 from numbers import Real
 from operator import index
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
-R = TypeVar("R")
 _Fn = TypeVar("_Fn")
 
 logger: Final = logging.getLogger("brimful")
@@ -34,11 +24,6 @@ logger: Final = logging.getLogger("brimful")
 def warn_once(message: str, *arguments: object) -> None:
     """Logs a warning, the same one once in a process."""
     logger.warning(message, *arguments)
-
-
-HIDDEN: Final = "__brimful_"
-"""Names of columns that users do not see begin with this."""
-ORIGIN: Final = f"{HIDDEN}origin"
 
 
 class DataError(ValueError):
@@ -292,175 +277,9 @@ def name_of(fn: Any) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 
-# -- where a row came from ---------------------------------------------------------------------------------------------
-
-ORIGIN_TYPE: Final = pa.struct([("file", pa.dictionary(pa.int32(), pa.string())), ("line", pa.int64())])
-
-
-def origins(name: str, lines: NDArray[np.int64], unit: str = "line") -> pa.Array:
-    """The origin column, (n,), of rows that came from `lines` of `name`; those of files are counted from 1.
-
-    Price, beside a column of 8 bytes a row: of a block of 4,096 rows 3 us to make it, 10 to 25 us in `take`, 2 us in `concat`;
-    of a block of a single row 5, 9 and .4 us. Nothing in `slice`.
-
-    >>> column = origins("shard a.jsonl", np.array([17]))
-    >>> where(pa.RecordBatch.from_arrays([column], [ORIGIN]), 0)
-    'shard a.jsonl, line 17'
-    """
-    count, (file, line) = len(lines), ORIGIN_TYPE
-    text = f"{name}, {unit}".encode()
-    ends = np.array([0, len(text)], dtype=np.int32)  # not by pa.array, which imports pandas: .3 s
-    named = pa.StringArray.from_buffers(1, pa.py_buffer(ends), pa.py_buffer(text))
-    indices, numbers = np.zeros(count, dtype=np.int32), np.ascontiguousarray(lines, dtype=np.int64)
-    files = pa.DictionaryArray.from_buffers(file.type, count, [None, pa.py_buffer(indices)], named)
-    places = pa.Array.from_buffers(line.type, count, [None, pa.py_buffer(numbers)])
-    return pa.Array.from_buffers(ORIGIN_TYPE, count, [None], children=[files, places])
-
-
-def where(block: pa.RecordBatch, row: int) -> str:
-    """The place that a row of a block came from, in words."""
-    index = block.schema.get_field_index(ORIGIN)
-    place = block.column(index)[row].as_py() if index >= 0 else None
-    return f"row {row} of a block of {block.num_rows:,} rows" if place is None else f"{place['file']} {place['line']:,}"
-
-
-# -- what was left out -------------------------------------------------------------------------------------------------
-
-
-Counts: TypeAlias = dict[str, tuple[int, str | None]]
-"""By name: how many things were left out, and the words for the log."""
-
-
-class Tally:
-    """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator.
-
-    `made` queues what each batch on its way to the consumer holds, in the order in which they were made.
-
-    Args:
-        log: called with the message of a count, the first time.
-    """
-
-    def __init__(self, log: Callable[[str], None] = logger.warning) -> None:
-        self.made: deque[Any] = deque()
-        self._log = log
-        self._counts: Counts = {}
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        return Tally, ()  # a copy in another process counts anew
-
-    def add(self, name: str, number: int, message: str | None) -> None:
-        with self._lock:
-            first = name not in self._counts
-            before, said = self._counts.get(name, (0, message))
-            self._counts[name] = before + number, said
-        if first and message is not None:
-            self._log(message)
-
-    def taken(self) -> Counts:
-        """The counts since the last call."""
-        with self._lock:
-            counts, self._counts = self._counts, {}
-            return counts
-
-    def counts(self) -> dict[str, int]:
-        with self._lock:
-            return {name: number for name, (number, _) in self._counts.items()}
-
-
-TALLY: ContextVar[Tally | None] = ContextVar("brimful_tally", default=None)
-
-
-_APART: ContextVar[tuple[Tally | None, Tally] | None] = ContextVar("brimful_counted_apart", default=None)
-"""What is counted for the first is counted by the second meanwhile: see `apart`."""
-
-
-def count(name: str, number: int, message: str | None = None) -> None:
-    """Counts `number` things left out under `name` in the running iterator's `.stats`; logs `message` the first time."""
-    if number:
-        tally, apart = TALLY.get(), _APART.get()
-        tally = apart[1] if apart is not None and apart[0] is tally else tally
-        (tally or Tally()).add(name, number, message)
-
-
-def apart(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
-    """`fn(*args)`, and what it left out, which nobody has counted. Whoever reads ahead adds that (`add_counts`) right before it
-    hands on the item that came of it, and whoever reads again what came before a state drops it. So each thing that is left out
-    is counted once, before a resume or after it, whatever was read ahead.
-
-    >>> apart(lambda: count("dropped", 2, "too long"))
-    (None, {'dropped': (2, 'too long')})
-    """
-    into = quiet_tally()
-    before = _APART.set((TALLY.get(), into))
-    try:
-        result = fn(*args)
-    except BaseException:
-        _APART.reset(before)
-        add_counts(into.taken())
-        raise
-    _APART.reset(before)
-    return result, into.taken()
-
-
-def with_counts(items: Iterator[R]) -> Iterator[tuple[R, Counts]]:
-    """Each item, and what was left out on the way to it: see `apart`."""
-    while True:
-        found: list[R]
-        found, counts = apart(list, islice(items, 1))
-        if not found:
-            add_counts(counts)
-            return
-        yield found.pop(), counts
-
-
-def again(items: Iterator[R], number: int) -> Iterator[R]:
-    """The items, of which the first `number` came before a state was saved: what they left out was counted then."""
-    yield from (item for item, _ in islice(with_counts(items), number))
-    yield from items
-
-
-def tallied(fn: Callable[..., R], *args: Any, tally: Tally | None = None) -> tuple[R, Counts]:
-    """`fn(*args)`, and what it left out: for who runs it in another process and brings both back; see `add_counts`.
-
-    Args:
-        tally: of `quiet_tally`, where threads go on counting from one call to the next.
-
-    >>> tallied(lambda: count("dropped", 2, "too long"))
-    (None, {'dropped': (2, 'too long')})
-    """
-    tally = tally or quiet_tally()
-    context = copy_context()
-    context.run(TALLY.set, tally)
-    return context.run(fn, *args), tally.taken()
-
-
-def quiet_tally() -> Tally:
-    """Counts, and logs nothing: whoever gets the counts does that."""
-    return Tally(log=lambda message: None)
-
-
-def add_counts(counts: Counts) -> None:
-    """Adds what was left out in another process to the running iterator's `.stats`, and logs it, as if it had been here."""
-    for name, (number, message) in counts.items():
-        count(name, number, message)
-
-
-OnError = Literal["raise", "skip"]
-
-SKIPPED: Final = "skipped: %s"
-"""The line of the log for a record that is left out."""
-
-
 def is_failure(error: BaseException) -> bool:
     """Whether a call has failed, and was not interrupted. A panic of a library in Rust is no `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == PANIC
 
 
 PANIC: Final = "PanicException"
-
-
-def skipped(error: Exception) -> None:
-    """Counts a row that is left out (on_error="skip"), and logs why: the error names file and line."""
-    logger.warning(SKIPPED, error)
-    count("skipped", 1)

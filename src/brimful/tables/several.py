@@ -8,11 +8,12 @@ from contextlib import suppress
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import KEY, Block, visible, with_origin
-from brimful.blocks.schema import first_misfit, fitted, named, united
-from brimful.core.errors import ORIGIN, DataError, where
 from brimful.core.repeat import awaited
 from brimful.core.stage import Stage
+from brimful.plan.errors import DataError
+from brimful.tables.blocks import KEY, Block, visible, with_origin
+from brimful.tables.origins import ORIGIN, where
+from brimful.tables.schema import first_misfit, fitted, named, united
 
 
 def union_of(stages: Sequence[Stage[Block]], what: str) -> pa.Schema:

@@ -14,10 +14,10 @@ import pytest
 
 import brimful as bf
 from brimful.batching.windows import Buffered
-from brimful.blocks import pace
-from brimful.blocks.blocks import Block
 from brimful.core.stage import Stage, running
 from brimful.rows.interleave import Interleave
+from brimful.tables import pace
+from brimful.tables.blocks import Block
 from tests import strategies as draw
 from tests.samples import all_stages
 from tests.shards import write

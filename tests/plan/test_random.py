@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brimful.core import random
+from brimful.plan import random
 
 SORT_ENDS = (random.DIGIT_SORTED.start, random.DIGIT_SORTED.stop)
 

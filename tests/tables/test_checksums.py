@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brimful.blocks.checksums import MOST, RowChecksums, checksums, difference, in_state
-from brimful.blocks.ragged import with_column
-from brimful.core.errors import ORIGIN, origins
+from brimful.tables.checksums import MOST, RowChecksums, checksums, difference, in_state
+from brimful.tables.origins import ORIGIN, origins
+from brimful.tables.ragged import with_column
 
 small = st.integers(0, 3)
 parts = st.fixed_dictionaries({"x": st.none() | small, "y": st.none() | st.text("ab", max_size=2)})

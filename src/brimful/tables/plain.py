@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brimful.blocks.ragged import array_of, list_array, null_in, numpy_of, offsets_in, offsets_of
+from brimful.tables.ragged import array_of, list_array, null_in, numpy_of, offsets_in, offsets_of
 
 _TESTS: Final[Any] = pa.types
 _VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from brimful.blocks.blocks import Block
-from brimful.core.errors import HIDDEN, DataError, names_of, where
+from brimful.plan.errors import DataError, names_of
+from brimful.tables.blocks import Block
+from brimful.tables.origins import HIDDEN, where
 
 T = TypeVar("T")
 

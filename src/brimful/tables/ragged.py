@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.errors import HIDDEN, DataError, where
+from brimful.plan.errors import DataError
+from brimful.tables.origins import HIDDEN, where
 
 _INT32_MAX: Final = 2**31 - 1
 _NUMBERS: Final = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from brimful.blocks import resize
-from brimful.blocks.blocks import Block
-from brimful.blocks.resize import Rebatch
 from brimful.core.stage import Stage, State
 from brimful.rows.concat_chunk import ConcatChunk
 from brimful.rows.pack_chunk import PackChunk
+from brimful.tables import resize
+from brimful.tables.blocks import Block
+from brimful.tables.resize import Rebatch
 from brimful.testing import assert_exact_resume
 from tests import strategies as draw
 

@@ -9,13 +9,13 @@ from typing import Final
 
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block, begins, check_replay, rows_at, visible
-from brimful.blocks.checksums import checksums, in_state
-from brimful.blocks.pace import Patience
-from brimful.blocks.ragged import EMPTY, concat, has_offsets, offsets_in
-from brimful.core.errors import Counts, add_counts, apart, with_counts
+from brimful.core.counters import Counts, add_counts, apart, with_counts
 from brimful.core.repeat import awaited
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
+from brimful.tables.blocks import Block, begins, check_replay, rows_at, visible
+from brimful.tables.checksums import checksums, in_state
+from brimful.tables.pace import Patience
+from brimful.tables.ragged import EMPTY, concat, has_offsets, offsets_in
 
 COALESCED_ROWS: Final = 32
 """In a block of so many, a row costs a stage a few times as much as in one of 4,096; alone, 10 to 100 times as much. With more

@@ -8,16 +8,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
-from brimful.blocks.blocks import Block, rows_at
-from brimful.blocks.pace import Pace
-from brimful.blocks.ragged import concat
-from brimful.blocks.resize import Rebatch
 from brimful.core.background import RUN, Workers, map_ahead
-from brimful.core.errors import StageError, one_of, settle, where
-from brimful.core.once import once
 from brimful.core.processes import DiedError, Remote, UnsentError
 from brimful.core.replay import REPLAY
 from brimful.core.stage import Stage, State
+from brimful.plan.errors import StageError, one_of, settle
+from brimful.plan.once import once
+from brimful.tables.blocks import Block, rows_at
+from brimful.tables.origins import where
+from brimful.tables.pace import Pace
+from brimful.tables.ragged import concat
+from brimful.tables.resize import Rebatch
 
 T = TypeVar("T")
 Made = TypeVar("Made")

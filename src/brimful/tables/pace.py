@@ -9,8 +9,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
-from brimful.blocks.blocks import rows_at
 from brimful.core.replay import REPLAY
+from brimful.tables.blocks import rows_at
 
 T = TypeVar("T")
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brimful.blocks.ragged import (
+from brimful.plan.errors import DataError
+from brimful.tables.origins import ORIGIN, origins
+from brimful.tables.ragged import (
     EMPTY,
     Ragged,
     array_of,
@@ -26,7 +28,6 @@ from brimful.blocks.ragged import (
     token_counts,
     with_column,
 )
-from brimful.core.errors import ORIGIN, DataError, origins
 
 rows_of_ints = st.lists(st.lists(st.integers(-5, 5), max_size=4), max_size=6)
 kinds = st.sampled_from([pa.list_(pa.int32()), pa.large_list(pa.int64()), pa.list_(pa.uint8()), pa.list_(pa.float32())])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import brimful as bf
-from brimful.core.once import once
+from brimful.plan.once import once
 
 
 def even(sample: dict[str, Any]) -> bool:

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from brimful.blocks.plain import any_part
-from brimful.blocks.ragged import is_list, list_array, numpy_of
-from brimful.core.errors import DataError
+from brimful.plan.errors import DataError
+from brimful.tables.plain import any_part
+from brimful.tables.ragged import is_list, list_array, numpy_of
 
 SAMPLE_ROWS: Final = 1000
 FIRST_ROWS: Final = 32

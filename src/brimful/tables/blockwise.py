@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block, visible
-from brimful.blocks.resize import coalesced
 from brimful.core.stage import Stage, State
+from brimful.tables.blocks import Block, visible
+from brimful.tables.resize import coalesced
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.blockwise import Blockwise
-from brimful.blocks.ragged import column_of, is_list, list_array, null_in, offsets_in, with_column
-from brimful.core.errors import HIDDEN, DataError, where
+from brimful.plan.errors import DataError
+from brimful.tables.blocks import Block
+from brimful.tables.blockwise import Blockwise
+from brimful.tables.origins import HIDDEN, where
+from brimful.tables.ragged import column_of, is_list, list_array, null_in, offsets_in, with_column
 
 
 def texts_in(schema: pa.Schema, names: Collection[str]) -> list[str]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import brimful as bf
-from brimful.blocks.schema import block_of, fitting, infer, misfit
-from brimful.core.errors import DataError
+from brimful.plan.errors import DataError
+from brimful.tables.schema import block_of, fitting, infer, misfit
 
 INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
 

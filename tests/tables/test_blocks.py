@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.blocks import samples
+from brimful.tables.blocks import samples
 
 
 def test_arrays_whose_values_begin_at_an_offset_are_those_of_their_rows() -> None:

@@ -15,17 +15,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, as_dict, tried, with_origin
-from brimful.blocks.pace import Pace
-from brimful.blocks.parallel import NOTHING, SERIAL, CallResult, Parallel, joined
-from brimful.blocks.ragged import EMPTY
-from brimful.blocks.resize import Rebatch
-from brimful.blocks.schema import FIRST_ROWS, OF_RESULTS, SAMPLE_ROWS, as_text, fitting, from_text, misfit, types_of
-from brimful.core.errors import TALLY, Counts, OnError, StageError, Tally, add_counts, apart, name_of, skipped, where
-from brimful.core.once import once
+from brimful.core.counters import TALLY, Counts, OnError, Tally, add_counts, apart, skipped
 from brimful.core.repeat import Waiting
 from brimful.core.replay import REPLAY
 from brimful.core.stage import END, Stage, State, runtime
+from brimful.plan.errors import StageError, name_of
+from brimful.plan.once import once
+from brimful.tables.blocks import Block, as_dict, tried, with_origin
+from brimful.tables.origins import where
+from brimful.tables.pace import Pace
+from brimful.tables.parallel import NOTHING, SERIAL, CallResult, Parallel, joined
+from brimful.tables.ragged import EMPTY
+from brimful.tables.resize import Rebatch
+from brimful.tables.schema import FIRST_ROWS, OF_RESULTS, SAMPLE_ROWS, as_text, fitting, from_text, misfit, types_of
 
 
 class Results(Sized, Protocol):

@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, visible
-from brimful.blocks.ragged import column_of, has_offsets, null_in, numpy_of, offsets_in, offsets_of
-from brimful.blocks.resize import bytes_in
-from brimful.core import random
-from brimful.core.errors import DataError, finite, settle, where
 from brimful.core.stage import BLOCK_BYTES
+from brimful.plan import random
+from brimful.plan.errors import DataError, finite, settle
+from brimful.tables.blocks import Block, visible
+from brimful.tables.origins import where
+from brimful.tables.ragged import column_of, has_offsets, null_in, numpy_of, offsets_in, offsets_of
+from brimful.tables.resize import bytes_in
 
 Side = Literal["train", "valid"]
 

@@ -10,14 +10,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.checksums import difference
-from brimful.blocks.ragged import array_of, column_of, is_ragged, numpy_of, with_column
-from brimful.blocks.schema import UNFIT, as_column
-from brimful.core import random
 from brimful.core.background import STOPPING, Stopped
-from brimful.core.errors import HIDDEN, ORIGIN, DataError, OnError, StageError, name_of, skipped, where
+from brimful.core.counters import OnError, skipped
 from brimful.core.replay import other_rows, reached
 from brimful.core.stage import BLOCK_ROWS, Stage, named
+from brimful.plan import random
+from brimful.plan.errors import DataError, StageError, name_of
+from brimful.tables.checksums import difference
+from brimful.tables.origins import HIDDEN, ORIGIN, where
+from brimful.tables.ragged import array_of, column_of, is_ragged, numpy_of, with_column
+from brimful.tables.schema import UNFIT, as_column
 
 Sample: TypeAlias = dict[str, Any]
 

@@ -14,14 +14,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, check_replay
-from brimful.blocks.checksums import RowChecksums, in_state
-from brimful.blocks.ragged import EMPTY, Ragged, array_of, concat, cut_together, list_array, ragged, with_column
-from brimful.blocks.resize import COALESCED_ROWS, coalesced, read_again
-from brimful.core.errors import ORIGIN, settle
-from brimful.core.once import once
 from brimful.core.repeat import endless
 from brimful.core.stage import END, Stage, State
+from brimful.plan.errors import settle
+from brimful.plan.once import once
+from brimful.tables.blocks import Block, check_replay
+from brimful.tables.checksums import RowChecksums, in_state
+from brimful.tables.origins import ORIGIN
+from brimful.tables.ragged import EMPTY, Ragged, array_of, concat, cut_together, list_array, ragged, with_column
+from brimful.tables.resize import COALESCED_ROWS, coalesced, read_again
 
 MOST_LEFT_OUT: Final = 8_192
 """Rows that may be left out between two of one chunk: a resume reads them again."""

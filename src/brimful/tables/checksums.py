@@ -12,9 +12,9 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from brimful.blocks.plain import as_plain, plain
-from brimful.blocks.ragged import fixed_bytes, has_fixed_bytes, has_offsets, null_in, offsets_in
-from brimful.core.errors import ORIGIN
+from brimful.tables.origins import ORIGIN
+from brimful.tables.plain import as_plain, plain
+from brimful.tables.ragged import fixed_bytes, has_fixed_bytes, has_offsets, null_in, offsets_in
 
 MOST: Final = 8
 """Numbers that a state keeps of some rows. With more columns than that, several share one."""

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from brimful.blocks.blocks import WIDE
-from brimful.blocks.ragged import is_list
-from brimful.blocks.schema import named
 from brimful.core.stage import SHUFFLES, Stage, chain
+from brimful.tables.blocks import WIDE
+from brimful.tables.ragged import is_list
+from brimful.tables.schema import named
 
 UNREAD: Final = "not known before rows are read"
 _ERRORS: Final = (ValueError, RuntimeError, OSError)
