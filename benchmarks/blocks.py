@@ -25,8 +25,8 @@ import brimful as bf
 from brimful.batching.windows import Buffered
 from brimful.core.ahead import Ahead
 from brimful.core.stage import END, Stage, State, running
-from brimful.rows.concat import Concat
-from brimful.rows.unbatch import Unbatch
+from brimful.rows.buffer import Unbatch
+from brimful.rows.mixing import Concat
 from brimful.tables.blocks import Block
 from brimful.tables.origins import ORIGIN, origins
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from brimful.core.counters import OnError, count, tallied
+from brimful.core.counters import OnError, count, with_counters
 from brimful.plan.errors import DataError
 from brimful.sources.format import Format, Position, Wanted
 from brimful.tables.blocks import visible
@@ -71,5 +71,5 @@ def outcome(
             return str(error)
         return None
 
-    error, counts = tallied(read)
+    error, counts = with_counters(read)
     return Outcome(rows, positions, counts.get("skipped", (0, None))[0], error)

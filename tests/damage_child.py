@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import brimful as bf
-from brimful.core.counters import OnError, count, tallied
+from brimful.core.counters import OnError, count, with_counters
 from brimful.plan.errors import DataError
 from brimful.sources.bytes import LocalFile
 from brimful.sources.format import Wanted
@@ -90,7 +90,7 @@ def read(form: str, path: Path, schema: pa.Schema, on_error: OnError) -> int:
 
 def problem(form: str, path: Path, schema: pa.Schema, whole: int) -> str | None:
     """What is wrong with how a damaged file is read."""
-    rows, counts = tallied(read, form, path, schema, "skip")
+    rows, counts = with_counters(read, form, path, schema, "skip")
     if not counts and rows < whole:
         return f"{rows} rows of {whole}, and no word"
     if not counts:

@@ -34,6 +34,7 @@ import brimful as bf
 from brimful.async_loader import Loaded
 from brimful.batching.batch import Batch
 from brimful.batching.batched import Batched, Narrowed
+from brimful.batching.items import EnumerateItems, MapItems, TakeItems
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
 from brimful.batching.round_robin import RoundRobin
@@ -41,63 +42,39 @@ from brimful.batching.sharded import Sharded
 from brimful.batching.shuffle import Shuffle
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.ahead import Ahead
-from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.repeat import Repeat
 from brimful.core.stage import END, Stage, State, running
 from brimful.encoding.encoders import chat_encoder_for, encoder_for
-from brimful.index.concat import Concat as IndexConcat
-from brimful.index.filter import Filter as IndexFilter
 from brimful.index.indexed import Choose as IndexChoose
 from brimful.index.indexed import ChooseSource as IndexChooseSource
 from brimful.index.indexed import Repeat as IndexRepeat
-from brimful.index.interleave import Interleave as IndexInterleave
+from brimful.index.joined import Concat as IndexConcat
+from brimful.index.joined import Interleave as IndexInterleave
+from brimful.index.joined import Zip as IndexZip
+from brimful.index.order import Shuffle as IndexShuffle
+from brimful.index.order import Slice
+from brimful.index.select import Filter as IndexFilter
+from brimful.index.select import SplitMask
+from brimful.index.select import TrainValidSplit as IndexTrainValidSplit
 from brimful.index.sequence import FromSequence
-from brimful.index.shuffle import Shuffle as IndexShuffle
-from brimful.index.slice import Slice
-from brimful.index.train_valid_split import SplitMask
-from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
-from brimful.index.zip import Zip as IndexZip
 from brimful.memory import MemoryModel
 from brimful.plan import AttentionCost, CostBudget, FixedSize, MemoryBudget, Packed, Policy, StaticShapes, TokenBudget
 from brimful.plan.schedule import Schedule, Segment
-from brimful.rows.add_bos_eos import AddBosEos
-from brimful.rows.causal_labels import CausalLabels
-from brimful.rows.chat import Chat
-from brimful.rows.choose import Choose
-from brimful.rows.chunk import Chunk
-from brimful.rows.concat import Concat
-from brimful.rows.concat_chunk import ConcatChunk
-from brimful.rows.ensure_bos_eos import EnsureBosEos
-from brimful.rows.enumerate import Enumerate
-from brimful.rows.filter import Filter
-from brimful.rows.filter_map import FilterMap
-from brimful.rows.flat_map import FlatMap
-from brimful.rows.interleave import Interleave
-from brimful.rows.map import Map
-from brimful.rows.map_blocks import MapBlocks
-from brimful.rows.pack_chunk import PackChunk
-from brimful.rows.pad import Pad
-from brimful.rows.row_keys import RowKeys
-from brimful.rows.scan import Scan
-from brimful.rows.skip import Skip
-from brimful.rows.sliding_window import SlidingWindow
-from brimful.rows.stride import Stride
-from brimful.rows.take import Take
-from brimful.rows.tokenize import Tokenize
-from brimful.rows.train_valid_split import TrainValidSplit
-from brimful.rows.unbatch import Unbatch
-from brimful.rows.zip import Zip
+from brimful.rows import pace
+from brimful.rows.buffer import Rebatch, Unbatch
+from brimful.rows.chunks import Chunk, ConcatChunk, PackChunk, SlidingWindow
+from brimful.rows.columns import AddBosEos, CausalLabels, Choice, Choose, EnsureBosEos, Pad, TextBytes, TrainValidSplit
+from brimful.rows.counting import Enumerate, RowKeys, Skip, Stride, Take
+from brimful.rows.functions import Filter, FilterMap, FlatMap, Map, MapBlocks, Scan
+from brimful.rows.mixing import Concat, Interleave, Zip
+from brimful.rows.parallel import Parallel
+from brimful.rows.tokens import Chat, Tokenize
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable, FromTables
-from brimful.tables import pace
 from brimful.tables.blocks import Block, Sample
-from brimful.tables.choice import Choice
 from brimful.tables.hashes import Split
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.parallel import Parallel
 from brimful.tables.ragged import EMPTY
-from brimful.tables.resize import Rebatch
-from brimful.tables.texts import TextBytes
 from brimful.tensors.bucketed import Bucketed, ToBuckets
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Nested, Padded

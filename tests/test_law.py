@@ -26,19 +26,15 @@ from brimful.batching.windows import Buffered, Planned
 from brimful.core.repeat import Repeat
 from brimful.core.stage import END, Stage, running
 from brimful.dataset import dataset_of
-from brimful.index.concat import Concat as IndexConcat
 from brimful.index.indexed import Repeat as IndexRepeat
-from brimful.index.interleave import Interleave as IndexInterleave
+from brimful.index.joined import Concat as IndexConcat
+from brimful.index.joined import Interleave as IndexInterleave
 from brimful.ray.spread import OneBlock, RayStage
-from brimful.rows.chunk import Chunk
-from brimful.rows.concat import Concat
-from brimful.rows.concat_chunk import ConcatChunk
-from brimful.rows.filter import Filter
-from brimful.rows.interleave import Interleave
-from brimful.rows.map import Map
-from brimful.rows.pack_chunk import PackChunk
-from brimful.rows.take import Take
-from brimful.rows.unbatch import Unbatch
+from brimful.rows.buffer import Unbatch
+from brimful.rows.chunks import Chunk, ConcatChunk, PackChunk
+from brimful.rows.counting import Take
+from brimful.rows.functions import Filter, Map
+from brimful.rows.mixing import Concat, Interleave
 from brimful.sources.files import FromFiles
 from brimful.tables.blocks import Block
 from brimful.tensors.collated import Collated

@@ -20,11 +20,7 @@ ROOMS = {  # in the order in which data flow, from below; a module imports from 
     "warmup": 14, "dataset": 15, "read": 16, "testing": 16, "oom": 17, "inference": 18, "memory": 19,
     "integrations": 20, "__init__": 21, "console": 22, "report": 22, "demo": 23, "cli": 24, "__main__": 25,
 }  # fmt: skip
-SHARED = {  # what the stages of a room are made of; a stage does not import another
-    "rows": {"bos_eos"},
-    "index": {
-        "index", "indexed", "joined", "order", "sequence", "view",
-    },
+SHARED = {  # what the adapters of a room are made of; an adapter does not import another
     "integrations": {"adapter", "checkpoint", "copies", "data", "guard", "loss"},  # of one trainer
 }  # fmt: skip
 TORCH = {
@@ -100,7 +96,7 @@ def test_imports_point_down() -> None:
     assert not wrong
 
 
-def test_a_stage_does_not_import_another() -> None:
+def test_an_adapter_does_not_import_another() -> None:
     wrong = []
     for module, tree in MODULES.items():
         shared = SHARED.get(box(module))

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.batching.window import PlanningWindow
-from brimful.core.counters import add_counts, count, skipped, tallied
+from brimful.core.counters import add_counts, count, skipped, with_counters
 from brimful.core.stage import Stage, State, running
-from brimful.rows.chunk import Chunk
+from brimful.rows.chunks import Chunk
 from brimful.tables.blocks import Block
 from brimful.testing import first_difference
 from tests import strategies as draw
@@ -126,7 +126,7 @@ class Elsewhere(Stage[Block]):
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         with running(self.upstream, at) as items, elsewhere() as pool:
             for block, after in items:
-                out, counts = pool.submit(tallied, self.fn, block).result(60)
+                out, counts = pool.submit(with_counters, self.fn, block).result(60)
                 add_counts(counts)
                 yield out, after
 
@@ -150,7 +150,7 @@ def leave_out(number: int) -> str:
 
 
 def test_counts_of_a_call_are_its_own() -> None:
-    assert tallied(lambda: (tallied(leave_out, 3), tallied(leave_out, 4))) == (
+    assert with_counters(lambda: (with_counters(leave_out, 3), with_counters(leave_out, 4))) == (
         (("3", {"skipped": (1, None)}), ("4", {"skipped": (1, None)})),
         {},
     )

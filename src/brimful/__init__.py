@@ -15,7 +15,7 @@ state = it.state_dict()     # a few integers; batches.iter(state) goes on exactl
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from brimful.core.log import set_up_log
+from brimful.core.terminal import set_up_log
 
 if TYPE_CHECKING:
     from brimful import grouping, memory, testing

@@ -16,11 +16,11 @@ from brimful.core.above import GUARD
 from brimful.core.ahead import HANDED_ON
 from brimful.core.consumed import Consumed, Snapshot, snapshot_of
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stage import Stage, State, runtime
+from brimful.core.stage import Stage, State, not_in_state
 from brimful.core.stats import Stats
 from brimful.loader import Loader, LoaderIterator
 from brimful.plan import uniform_buckets
-from brimful.plan.errors import by_name, logger, one_of, truth
+from brimful.plan.errors import check_bool, check_mapping, logger, one_of
 from brimful.tensors.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.tensors.on_device import OnDevice, StaticBuffers, numbered
 
@@ -101,10 +101,12 @@ class AsyncLoader:
         if buckets is not None and not (isinstance(buckets, Iterable) and len(buckets := list(buckets))):
             raise ValueError(f"buckets must be at least 1 length, in a list (got {buckets or 'none'})")
         one_of("pad_side", pad_side, "right", "left")
-        truth("static_buffers", static_buffers)
+        check_bool("static_buffers", static_buffers)
         if max_length is not None:
             buckets = uniform_buckets(max_length, num_buckets)
-        values = PAD_VALUES if pad_value_dict is None else by_name("pad_value_dict", pad_value_dict, str(PAD_VALUES))
+        values = (
+            PAD_VALUES if pad_value_dict is None else check_mapping("pad_value_dict", pad_value_dict, str(PAD_VALUES))
+        )
         to_buckets = ToBuckets(tuple(buckets or ()), values, dim, pad_side == "left", overflow)
         if type(loader).__module__.startswith("accelerate."):
             raise TypeError(
@@ -353,10 +355,10 @@ class Loaded(Stage[Any]):
     the number of batches that it gave; so many are passed over.
     """
 
-    loader: Iterable[Any] = runtime()
-    passes_on: bool = runtime(False)
-    begun: Iterator[Any] | None = runtime(None)
-    ended: list[None] | None = runtime(None)
+    loader: Iterable[Any] = not_in_state()
+    passes_on: bool = not_in_state(False)
+    begun: Iterator[Any] | None = not_in_state(None)
+    ended: list[None] | None = not_in_state(None)
 
     @property
     def static_buffers(self) -> bool:

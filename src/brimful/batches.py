@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Typ
 from brimful.batching.batch import Batch, Uneven
 from brimful.batching.batched import Batched, Narrowed, ShuffleBatches, check_shuffle
 from brimful.batching.distributed import check_group, world_size_here
+from brimful.batching.items import EnumerateItems, MapItems, TakeItems
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.planners import BatchPlanner
 from brimful.batching.round_robin import RoundRobin, told
@@ -17,18 +18,17 @@ from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
-from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
 from brimful.core.stage import Stage, check_depth, running
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.indexed import Indexed
 from brimful.plan.budget import SampleCost, sample_cost
-from brimful.plan.errors import by_name, function, integer, names_of, one_of, timeout, truth, warn_once
+from brimful.plan.errors import check_bool, check_mapping, function, integer, names_of, one_of, timeout, warn_once
 from brimful.plan.once import once, settings_of
+from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.tables.blocks import Block, Sample
-from brimful.tables.inside import as_html, as_text, facts
-from brimful.tables.parallel import ExecutorType, Parallel
+from brimful.tables.describe import as_html, as_text, facts
 from brimful.tables.ragged import is_labels
 from brimful.tables.texts import TokenizedText
 from brimful.tensors.collated import Collated, Unlabelled
@@ -363,8 +363,8 @@ class Batches:
         """
         from brimful.tensors.on_device import OnDevice, StaticBuffers, numbered
 
-        truth("pad_on_device", pad_on_device)
-        truth("static_buffers", static_buffers)
+        check_bool("pad_on_device", pad_on_device)
+        check_bool("static_buffers", static_buffers)
         sent = self._unpadded() if pad_on_device else self
         buffers = StaticBuffers() if static_buffers else None
         return replace(sent, stage=OnDevice(sent._endless, numbered(device), prefetch, buffers), repeats=False)
@@ -504,7 +504,7 @@ def batches_of(
 ) -> Batches:
     """Rows to batches: windows of them, each planned, each batch collated. `in_turn`: batches in arrival order wait for no
     window."""
-    truth("keep_text", form.keep_text)
+    check_bool("keep_text", form.keep_text)
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
     parts = 1 if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
     planner = planner if parts == 1 else planner.divided(parts)
@@ -595,11 +595,11 @@ def _rules(known: Mapping[str, Padding], columns: ColumnSettings, packs: bool) -
     tokens = None if columns.token_columns is None else names_of("token_columns", columns.token_columns)
     if not lengths:
         raise ValueError("length_column must name a column, or a pair of them (got none)")
-    given = by_name("pad_values", columns.pad_values, "{'labels': -100}")
+    given = check_mapping("pad_values", columns.pad_values, "{'labels': -100}")
     if odd := [value for value in given.values() if not hasattr(value, "__float__")]:
         raise TypeError(f"pad_values must be numbers (got {odd[0]!r})")
     fills = {name: padding.id for name, padding in known.items() if padding.id is not None and not is_labels(name)}
-    wanted = by_name("dtypes", columns.dtypes, "{'input_ids': 'int32'}")
+    wanted = check_mapping("dtypes", columns.dtypes, "{'input_ids': 'int32'}")
     dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in wanted.items()}  # torch.int32 too
     explicit = tuple(dict.fromkeys((*(lengths if lengths != ("input_ids",) else ()), *given, *dtypes)))
     return ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs)

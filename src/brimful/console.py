@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from brimful.core.progress import Report
+from brimful.core.terminal import Report
 
 LINE_SECONDS: Final = 10.0
 """How often progress is said where no terminal shows a bar."""

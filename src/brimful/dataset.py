@@ -20,63 +20,43 @@ from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shuffle import Shuffle
 from brimful.core.counters import OnError
 from brimful.core.iterator import ResumableIterator
-from brimful.core.progress import shown as progress
 from brimful.core.repeat import Repeat
 from brimful.core.stage import BLOCK_ROWS, Stage, check_depth, shown
+from brimful.core.terminal import shown as progress
 from brimful.encoding.conversations import TrainOn
 from brimful.encoding.encoder import one_vocabulary
 from brimful.encoding.encoders import chat_encoder_for, encoder_for, loaded
 from brimful.encoding.engines import EngineName
-from brimful.index.concat import Concat as IndexConcat
-from brimful.index.filter import Filter as IndexFilter
 from brimful.index.indexed import SPAN, Indexed, Source
 from brimful.index.indexed import Repeat as IndexRepeat
+from brimful.index.joined import Concat as IndexConcat
 from brimful.index.map_style import SAMPLE
+from brimful.index.order import Shuffle as IndexShuffle
+from brimful.index.order import Slice
+from brimful.index.select import Filter as IndexFilter
+from brimful.index.select import SplitMask
+from brimful.index.select import TrainValidSplit as IndexTrainValidSplit
 from brimful.index.sequence import CachedIndex, FromSequence
-from brimful.index.shuffle import Shuffle as IndexShuffle
-from brimful.index.slice import Slice
-from brimful.index.train_valid_split import SplitMask
-from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.buckets import Rounding
 from brimful.plan.budget import SampleCost, sample_cost
-from brimful.plan.errors import check_version, function, integer, names_of, one_of, timeout, truth
+from brimful.plan.errors import check_bool, check_version, function, integer, names_of, one_of, timeout
 from brimful.plan.plan import is_policy
 from brimful.ray.spread import spread
-from brimful.rows.add_bos_eos import AddBosEos
-from brimful.rows.causal_labels import CausalLabels
-from brimful.rows.chat import Chat
-from brimful.rows.choose import Choose
-from brimful.rows.chunk import Chunk
-from brimful.rows.concat import Concat
-from brimful.rows.concat_chunk import ConcatChunk
-from brimful.rows.ensure_bos_eos import EnsureBosEos, bos_eos_of
-from brimful.rows.enumerate import Enumerate
-from brimful.rows.filter import Filter
-from brimful.rows.filter_map import FilterMap
-from brimful.rows.flat_map import FlatMap
-from brimful.rows.map import Map
-from brimful.rows.map_blocks import MapBlocks
-from brimful.rows.pack_chunk import PackChunk
-from brimful.rows.pad import Pad
-from brimful.rows.row_keys import RowKeys
-from brimful.rows.scan import Scan
-from brimful.rows.skip import Skip
-from brimful.rows.sliding_window import SlidingWindow
-from brimful.rows.stride import Stride
-from brimful.rows.take import Take
-from brimful.rows.tokenize import Tokenize
-from brimful.rows.train_valid_split import TrainValidSplit
-from brimful.rows.unbatch import Unbatch
+from brimful.rows.buffer import Rebatch, Unbatch
+from brimful.rows.chunks import Chunk, ConcatChunk, PackChunk, SlidingWindow
+from brimful.rows.columns import AddBosEos, CausalLabels, Choice, Choose, EnsureBosEos, Pad, TrainValidSplit, bos_eos_of
+from brimful.rows.counting import Enumerate, RowKeys, Skip, Stride, Take
+from brimful.rows.functions import Filter, FilterMap, FlatMap, Map, MapBlocks, Scan
+from brimful.rows.mixing import Concat
+from brimful.rows.parallel import ExecutorType, Parallel
+from brimful.rows.tokens import Chat, Tokenize
 from brimful.store.index import StoreIndex
 from brimful.store.writer import write_store
 from brimful.tables.blocks import Block, Sample, samples
-from brimful.tables.choice import Choice
+from brimful.tables.describe import as_html, as_text, facts
 from brimful.tables.hashes import Side, Split
-from brimful.tables.inside import as_html, as_text, facts
-from brimful.tables.parallel import ExecutorType, Parallel
 from brimful.tables.ragged import TruncateSide
-from brimful.tables.resize import Rebatch
 from brimful.tensors.collated import Unlabelled
 
 if TYPE_CHECKING:
@@ -102,7 +82,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check_depth(self.stage)
-        truth("repeat", self.repeats, "True repeats the data without end; for n epochs, loop over loader() n times")
+        check_bool(
+            "repeat", self.repeats, "True repeats the data without end; for n epochs, loop over loader() n times"
+        )
         _ = self.stage.originals  # which a stage that works on rows refuses
 
     def __iter__(self) -> Iterator[Sample]:
@@ -447,7 +429,7 @@ class Dataset:
         >>> list(pairs.tokenize(tokenizer, **both, remove_columns="source"))
         [{'target': 'c', 'input_ids': array([97, 98], dtype=int32), 'labels': array([99], dtype=int32)}]
         """
-        truth("add_special_tokens", add_special_tokens)
+        check_bool("add_special_tokens", add_special_tokens)
         columns, made = names_of("column", column), names_of("output_column", output_column)
         more, removed = names_of("extra_outputs", extra_outputs), names_of("remove_columns", remove_columns)
         pairs = len(columns) == 2 and len(made) == 1
@@ -604,7 +586,7 @@ class Dataset:
         one_of("train_on", train_on, *get_args(TrainOn))
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
         encoder = chat_encoder_for(tokenizer, template_kwargs, end_token)
-        truth("train_empty_think", train_empty_think)
+        check_bool("train_empty_think", train_empty_think)
         return self._add(
             Chat(
                 self.stage,
@@ -690,7 +672,7 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.pack_chunk(4)]
         [[0, 1, 2], [3, 4]]
         """
-        truth("discard_long_samples", discard_long_samples)
+        check_bool("discard_long_samples", discard_long_samples)
         return self._add(PackChunk(self.stage, _targets(target_columns), chunk_length, discard_long_samples))
 
     def pad(self, length: int, values: Mapping[str, int]) -> Dataset:

@@ -15,7 +15,7 @@ from brimful.core.above import GUARD
 from brimful.core.ahead import hands_on
 from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
-from brimful.core.counters import tallied
+from brimful.core.counters import with_counters
 from brimful.core.iterator import ResumableIterator, position_in
 from brimful.core.stage import Stage, allowed, shown
 from brimful.core.states import as_text, from_text, restored_elsewhere
@@ -284,7 +284,9 @@ class Loader(IterableDataset[Any]):
         with told(self.batches.stage):
             saved, different = self._read(state_dict), allowed(allow)
             if saved[-1] is not None:
-                header, _ = tallied(self.batches._endless.header)  # a filter was counted before the state was saved
+                header, _ = with_counters(
+                    self.batches._endless.header
+                )  # a filter was counted before the state was saved
                 position_in(saved[-1], header, different)
         self._allow = different
         self._leave()

@@ -11,19 +11,18 @@ import pyarrow as pa
 from brimful.core.counters import OnError
 from brimful.dataset import Dataset, IndexedDataset, check_vocabularies, concatenated, dataset_of, several, stages_of
 from brimful.index.indexed import Indexed
-from brimful.index.interleave import Interleave as IndexInterleave
+from brimful.index.joined import Interleave as IndexInterleave
+from brimful.index.joined import Zip as IndexZip
 from brimful.index.map_style import MapStyleIndex, checked_lengths, new_name
 from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.index.tables import TableIndex
-from brimful.index.zip import Zip as IndexZip
 from brimful.plan.errors import function, names_of, one_of, timeout
 from brimful.plan.mix import Stop
 from brimful.plan.schedule import Schedule
-from brimful.rows.interleave import Interleave
-from brimful.rows.zip import Zip
-from brimful.sources.called import ShardFunction
+from brimful.rows.mixing import Interleave, Zip
 from brimful.sources.data_libraries import gives_tables, is_table, refuse_frames, rows_at_hand
 from brimful.sources.files import FromFiles
+from brimful.sources.function_format import ShardFunction
 from brimful.sources.iterable import FromIterable, FromTables
 from brimful.sources.urls import Shards
 from brimful.store.index import StoreIndex

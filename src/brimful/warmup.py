@@ -13,8 +13,8 @@ import torch
 
 from brimful.batches import Batches
 from brimful.batching.batch import Batch
-from brimful.core.items import TakeItems
-from brimful.core.stage import END, Stage, State, running, runtime
+from brimful.batching.items import TakeItems
+from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.core.stats import recompile_limit
 from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
@@ -139,8 +139,8 @@ def _largest_first(shapes: Iterable[Shape]) -> list[Shape]:
 class Synthetic(Stage[Any]):
     """`make(one)` for each one that is wanted, in place of the batches of a stage."""
 
-    make: Callable[[Any], Any] = runtime()
-    wanted: tuple[Any, ...] = runtime()
+    make: Callable[[Any], Any] = not_in_state()
+    wanted: tuple[Any, ...] = not_in_state()
 
     def start(self, epoch: int) -> State:
         return 0

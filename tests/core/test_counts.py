@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stage import Stage
-from brimful.rows.filter import Filter
-from brimful.tables import pace
+from brimful.rows import pace
+from brimful.rows.functions import Filter
 from tests import strategies as draw
 from tests.effort import examples
 

@@ -21,8 +21,8 @@ from brimful.dataset import dataset_of
 from brimful.index.index import Index, RowSet
 from brimful.index.indexed import Indexed
 from brimful.index.joined import JoinedIndex
+from brimful.index.order import Shuffle as IndexShuffle
 from brimful.index.sequence import FromSequence, LengthIndex, SequenceIndex
-from brimful.index.shuffle import Shuffle as IndexShuffle
 from brimful.testing import assert_exact_resume, first_difference
 from tests import strategies as draw
 from tests.effort import examples

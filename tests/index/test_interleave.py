@@ -16,10 +16,10 @@ from brimful.core.stage import Stage, running
 from brimful.dataset import dataset_of
 from brimful.index.indexed import Indexed
 from brimful.index.indexed import Repeat as IndexRepeat
-from brimful.index.interleave import Interleave as IndexInterleave
+from brimful.index.joined import Interleave as IndexInterleave
 from brimful.index.sequence import FromSequence, LengthIndex
 from brimful.plan.mix import Stop, due
-from brimful.rows.interleave import Interleave
+from brimful.rows.mixing import Interleave
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
 from tests.samples import letters, spelled, tokens

@@ -12,7 +12,7 @@ import pytest
 
 import brimful as bf
 from brimful.batching.windows import Buffered
-from brimful.tables import pace
+from brimful.rows import pace
 from tests.samples import all_stages
 from tests.shards import write
 
@@ -21,7 +21,7 @@ ROWS = 10_000
 
 @pytest.fixture(autouse=True)
 def functions_take_no_time() -> Iterator[None]:
-    """`tests/tables/test_pace.py` has those that take some."""
+    """`tests/rows/test_pace.py` has those that take some."""
     with patch.object(pace, "now", lambda: 0.0):
         yield
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.core.counters import tallied
-from brimful.rows.concat_chunk import ConcatChunk
-from brimful.rows.pack_chunk import PackChunk
+from brimful.core.counters import with_counters
+from brimful.rows.chunks import ConcatChunk, PackChunk
 from brimful.testing import assert_exact_resume
 from tests import strategies as draw
 from tests.samples import counted, tokens
@@ -126,8 +125,8 @@ def test_what_a_resume_reads_again_is_not_counted_again() -> None:
             return [state for _, state in islice(items, count)][-1]
 
     for count in (1, 3, 6, 9):
-        state, before = tallied(run, stage.start(0), count)
-        _, after = tallied(run, state, None)
+        state, before = with_counters(run, stage.start(0), count)
+        _, after = with_counters(run, state, None)
         assert before["dropped"][0] + after["dropped"][0] == 390
 
 
@@ -135,7 +134,7 @@ def test_what_a_resume_reads_again_is_not_counted_again() -> None:
 def test_samples_with_too_many_left_out_between_them_share_no_pack_however_blocks_are_cut(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("brimful.tables.rechunk", "brimful.rows.pack_chunk"):
+    for module in ("brimful.rows.chunks", "brimful.rows.chunks"):
         monkeypatch.setattr(f"{module}.MOST_LEFT_OUT", 5)
     lengths = np.where(np.random.default_rng(1).random(200) < 0.6, 9, 1).tolist()
     packs: list[list[int]] = [[]]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.core.stage import running
-from brimful.rows.take import Take
+from brimful.rows.counting import Take
 from brimful.testing import assert_exact_resume
 from tests.samples import letters, spelled, streamed
 from tests.strategies import Blocks

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.dataset import dataset_of
-from brimful.rows import zip as rows_zip
+from brimful.rows import mixing as rows_zip
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
 from tests.samples import shard

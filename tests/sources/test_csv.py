@@ -446,12 +446,12 @@ def test_of_damaged_shards_each_record_is_a_row_or_is_skipped_and_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL", "brimful")
-    monkeypatch.setattr("brimful.sources.records.RECORD_BYTES", 64)
+    monkeypatch.setattr("brimful.sources.csv.RECORD_BYTES", 64)
     rng = random.Random(7)
     names = ("a", "b", "c")
     some_bad = 0
     for number in range(times(800, 100_000)):
-        monkeypatch.setattr("brimful.sources.records.BUFFER_BYTES", (16, 1 << 20, 100, 1 << 20)[number % 4])
+        monkeypatch.setattr("brimful.sources.csv.BUFFER_BYTES", (16, 1 << 20, 100, 1 << 20)[number % 4])
         data = damaged(WHOLE, rng, b'",\n\r')
         rows, bad = told(data, 64)
         found = outcome(CSV, data, ABC)

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from brimful.plan.errors import DataError, StateError
+from brimful.sources.csv import ends_of, fields, header_of, records_of
 from brimful.sources.forward import Forward, split
-from brimful.sources.records import ends_of, fields, header_of, records_of
 from tests.effort import examples
 from tests.shards import Memory
 from tests.strategies import small
@@ -101,7 +101,7 @@ def test_records_are_the_same_whatever_the_buffers_and_wherever_reading_goes_on(
 ) -> None:
     data = b"h,h\n" + data
     want = [(end, text, found is None) for end, text, found in expected(data, longest, start=4)]
-    with small(4, size), patch("brimful.sources.records.RECORD_BYTES", longest):
+    with small(4, size), patch("brimful.sources.csv.RECORD_BYTES", longest):
         assert every(data) == want
         for number, (end, _, _) in enumerate(want):
             assert every(data, end, forward_only=number % 2 == 1) == want[number + 1 :]
@@ -109,7 +109,7 @@ def test_records_are_the_same_whatever_the_buffers_and_wherever_reading_goes_on(
 
 def test_one_line_may_be_longer_than_any_record_of_several() -> None:
     data = b"h\n" + b'"' + b"x" * 300 + b'"\n' + b'"' + b"x" * 300 + b'\n"\nb\n'
-    with small(4, 16), patch("brimful.sources.records.RECORD_BYTES", 100):
+    with small(4, 16), patch("brimful.sources.csv.RECORD_BYTES", 100):
         assert [(len(text), unclosed) for _, text, unclosed in every(data)] == [
             (303, False),
             (302, True),
@@ -121,7 +121,7 @@ def test_one_line_may_be_longer_than_any_record_of_several() -> None:
 def test_a_field_that_is_never_closed_is_not_held_in_memory() -> None:
     data = b'h\n"x\n' + b"y\n" * (1 << 20)
     largest = 0
-    with patch("brimful.sources.records.RECORD_BYTES", 1 << 16):
+    with patch("brimful.sources.csv.RECORD_BYTES", 1 << 16):
         ahead = Forward(Memory(data))
         header_of(ahead, ",")
         lines = 0

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import brimful as bf
-from brimful.core import progress
+from brimful.core import terminal as progress
 from brimful.index.index import DataIndex
 
 ASKED: list[int] = []

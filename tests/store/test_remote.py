@@ -26,8 +26,8 @@ import brimful as bf
 from brimful.cli import app
 from brimful.index import order
 from brimful.sources import objects
-from brimful.sources.faults import transient
 from brimful.sources.objects import Object, ObjectStore, Spans, merged
+from brimful.sources.retry import transient
 from brimful.store import remote
 from brimful.store.index import StoreIndex, folder_of, verify_store
 from brimful.store.manifest import MANIFEST

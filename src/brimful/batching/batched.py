@@ -18,18 +18,18 @@ from brimful.batching.planners import BatchPlanner
 from brimful.batching.sharded import Sharded
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
-from brimful.core.counters import TALLY, Counts, add_counts, count
+from brimful.core.counters import COUNTERS, Counts, add_counts, count
 from brimful.core.counters import apart as counts_apart
 from brimful.core.repeat import Waiting
 from brimful.core.replay import ALLOWED
-from brimful.core.stage import END, Lane, Stage, State, described, place, running, runtime
+from brimful.core.stage import END, Stage, State, StreamId, described, not_in_state, place, running
 from brimful.plan import random
 from brimful.plan.balancing import in_turns
 from brimful.plan.budget import SampleCost
-from brimful.plan.errors import StateError, logger, settle, truth
+from brimful.plan.errors import StateError, check_bool, check_count, logger
 from brimful.plan.mix import low_discrepancy_order
 from brimful.plan.once import once
-from brimful.tables.inside import written
+from brimful.tables.describe import written
 from brimful.tables.origins import where
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ def _counted_in_turn(
     """The parts of batches, each of which counts by itself what a resume after it does not plan again."""
     turn = planned.window.turn
     assert turn is not None
-    empty = TALLY.get() is not None and not planned.window.lengths.all()  # else nobody counts, or there is nothing
+    empty = COUNTERS.get() is not None and not planned.window.lengths.all()  # else nobody counts, or there is nothing
     before = 0
     for part, done in parts:
         turn.left_out(done)
@@ -128,14 +128,14 @@ class Batched(Stage[Batch]):
     balance_group: int
     seed: int
     balance_cost: SampleCost | None = None
-    lane: Lane | None = runtime(None)
-    labels_follow: LabelsFollow = runtime(LabelsFollow())
-    window: int | str = runtime("auto")  # as users write it
+    lane: StreamId | None = not_in_state(None)
+    labels_follow: LabelsFollow = not_in_state(LabelsFollow())
+    window: int | str = not_in_state("auto")  # as users write it
 
     def __post_init__(self) -> None:
-        truth("drop_last", self.drop_last)
-        settle(self, "balance_group", 1, "batch")
-        settle(self, "seed", None)
+        check_bool("drop_last", self.drop_last)
+        check_count(self, "balance_group", 1, "batch")
+        check_count(self, "seed", None)
 
     @property
     def label(self) -> str:
@@ -156,7 +156,7 @@ class Batched(Stage[Batch]):
 
     def stream(self, number: int, count: int) -> Batched:
         own = self.over(self.upstream.stream(number, count))
-        return replace(own, seed=random.key(self.seed, number), lane=Lane(number, count, self.seed))
+        return replace(own, seed=random.key(self.seed, number), lane=StreamId(number, count, self.seed))
 
     def num_items(self, most: int | None = None) -> int | None:
         """Price: that of planning an epoch, of indexed data; None of others."""
@@ -233,7 +233,9 @@ class Batched(Stage[Batch]):
     ) -> tuple[PlannedBatches, NDArray[np.int64]]:
         """The batches of a window, and their order without the incomplete ones where these are not wanted."""
         batches = self.planner.batches(window, key)
-        if TALLY.get() is not None and window.turn is None:  # else somebody counts batches, or they are counted in turn
+        if (
+            COUNTERS.get() is not None and window.turn is None
+        ):  # else somebody counts batches, or they are counted in turn
             _count_empty(batches, self.planner.needs_lengths)
         complete = self.planner.complete(batches, last) if self.drop_last else np.ones(len(batches), dtype=bool)
         if not complete.all():

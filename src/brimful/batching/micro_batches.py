@@ -13,7 +13,7 @@ from brimful.batching.labels import LabelsFollow, counted, read, step_labels
 from brimful.core.counters import Counts, add_counts, apart, with_counts
 from brimful.core.repeat import endless
 from brimful.core.replay import whole_step
-from brimful.core.stage import Stage, State, running, runtime
+from brimful.core.stage import Stage, State, not_in_state, running
 from brimful.plan.once import once
 
 
@@ -30,8 +30,8 @@ class MicroBatches(Stage[Batch]):
     verb = ""
 
     upstream: Stage[Batch]
-    micro_batches: int = runtime(1)
-    labels_follow: LabelsFollow = runtime(LabelsFollow())
+    micro_batches: int = not_in_state(1)
+    labels_follow: LabelsFollow = not_in_state(LabelsFollow())
 
     @property
     def planned_by(self) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from brimful.batching.batch import PackedPieces, PlannedBatches
 from brimful.batching.window import PlanningWindow
 from brimful.core.counters import count
-from brimful.core.stage import described, runtime
+from brimful.core.stage import described, not_in_state
 from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, random
 from brimful.plan.balancing import in_turns, part_sums
 from brimful.plan.buckets import Rounding
@@ -22,7 +22,8 @@ from brimful.plan.errors import DataError, one_of
 from brimful.plan.overlong import plan_with, split_long
 from brimful.plan.plan import joined, planned
 from brimful.plan.rounded import Rounded
-from brimful.tables.blocks import Sample, call, samples
+from brimful.rows.functions import call
+from brimful.tables.blocks import Sample, samples
 from brimful.tables.origins import where
 from brimful.tables.ragged import TruncateSide, offsets_of, runs
 
@@ -124,8 +125,8 @@ class ByPolicy(BatchPlanner):
     overlong: Overlong
     rounding: Rounding | None = None
     truncate_side: TruncateSide = "right"
-    token_columns: tuple[str, ...] = runtime(())
-    parts: int = runtime(1)
+    token_columns: tuple[str, ...] = not_in_state(())
+    parts: int = not_in_state(1)
 
     def __post_init__(self) -> None:
         _check_truncate(self.truncate_side, self.overlong)
@@ -184,7 +185,7 @@ class ByPacking(BatchPlanner):
     overlong: Literal["raise", "truncate", "drop", "split"]
     shuffle: bool
     truncate_side: TruncateSide = "right"
-    token_columns: tuple[str, ...] = runtime(())
+    token_columns: tuple[str, ...] = not_in_state(())
 
     verb = "pack"
     packs = True

@@ -16,7 +16,7 @@ from brimful.core.background import Channel, close_together
 from brimful.core.counters import Counts, add_counts, apart, with_counts
 from brimful.core.repeat import epoch_of
 from brimful.core.replay import REPLAY, replayed
-from brimful.core.stage import END, Stage, State, running, runtime, shown
+from brimful.core.stage import END, Stage, State, not_in_state, running, shown
 from brimful.plan.errors import DataError, StateError
 from brimful.plan.once import once
 
@@ -44,15 +44,15 @@ class RoundRobin(Stage[T]):
     plans = True
 
     upstream: Stage[T]
-    num_streams: int = runtime()
-    is_sharded: bool = runtime(False)
-    rank: int | None = runtime(None)
-    world_size: int | None = runtime(None)
-    process_group: Any = runtime(None)
-    uneven: Uneven = runtime("pad")
-    timeout_seconds: float = runtime(600.0)
-    ahead: int = runtime(1)
-    flows: bool = runtime(False)
+    num_streams: int = not_in_state()
+    is_sharded: bool = not_in_state(False)
+    rank: int | None = not_in_state(None)
+    world_size: int | None = not_in_state(None)
+    process_group: Any = not_in_state(None)
+    uneven: Uneven = not_in_state("pad")
+    timeout_seconds: float = not_in_state(600.0)
+    ahead: int = not_in_state(1)
+    flows: bool = not_in_state(False)
 
     @once
     def over_epochs(self) -> Stage[T] | None:

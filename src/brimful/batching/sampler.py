@@ -19,7 +19,7 @@ from brimful.batching.planners import ByPolicy
 from brimful.batching.sharded import Sharded
 from brimful.batching.windows import Planned, auto_rows
 from brimful.core.above import GUARD, ReadsAhead
-from brimful.core.counters import TALLY, Tally
+from brimful.core.counters import COUNTERS, Counters
 from brimful.core.stage import VERSION, Stage, State, check_header, running
 from brimful.core.states import check_form, position_of, restored_elsewhere, sealed
 from brimful.index.sequence import FromSequence, LengthIndex
@@ -137,7 +137,7 @@ class BatchSampler:
         self._batches = Batched(windows, planner, drop_last, shuffled, balance_group, seed)
         self._shard = Sharded(self._batches, self.rank, world_size, uneven=uneven)
         self.drop_last: bool = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
-        self._tally = Tally()
+        self._tally = Counters()
         self._epoch = 0
         self._restored: tuple[int, State] | None = None  # where the next iteration begins, in the epoch that it names
         self._running: _Run | None = None  # since the last `iter` that a list was taken from
@@ -320,7 +320,7 @@ class BatchSampler:
     def _run(self, stage: Stage[Batch], place: State) -> Generator[tuple[Batch, State], None, None]:
         """The items of a stage, so that what the planner leaves out or cuts is logged once."""
         context = copy_context()
-        context.run(TALLY.set, self._tally)
+        context.run(COUNTERS.set, self._tally)
         with running(stage, place) as items:
             while (item := context.run(next, items, None)) is not None:
                 yield item

@@ -14,7 +14,7 @@ from brimful.batching.batch import Batch, NumLabels, PlannedBatches, Uneven, apa
 from brimful.batching.distributed import in_words, resolve, say_split_groups
 from brimful.batching.labels import counted, step_labels
 from brimful.core.counters import with_counts
-from brimful.core.stage import END, Stage, State, running, runtime
+from brimful.core.stage import END, Stage, State, not_in_state, running
 
 if TYPE_CHECKING:
     from brimful.batching.batched import Batched
@@ -40,11 +40,11 @@ class Sharded(Stage[Batch]):
     is_sharded = True
 
     upstream: Batched
-    rank: int | None = runtime(None)
-    world_size: int | None = runtime(None)
-    process_group: Any = runtime(None)
-    uneven: Uneven = runtime("pad")
-    streamed: str = runtime("")
+    rank: int | None = not_in_state(None)
+    world_size: int | None = not_in_state(None)
+    process_group: Any = not_in_state(None)
+    uneven: Uneven = not_in_state("pad")
+    streamed: str = not_in_state("")
     itemwise: ClassVar[bool] = True
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:

@@ -10,7 +10,7 @@ from brimful.batching.windows import Buffered, parts_of_windows
 from brimful.core.ahead import Ahead
 from brimful.core.stage import BLOCK_ROWS, Stage, State, place
 from brimful.plan import random
-from brimful.plan.errors import settle
+from brimful.plan.errors import check_count
 from brimful.plan.once import once
 from brimful.tables.blocks import Block
 from brimful.tables.ragged import EMPTY
@@ -31,8 +31,8 @@ class Shuffle(Stage[Block]):
     seed: int
 
     def __post_init__(self) -> None:
-        settle(self, "buffer_size", 1, "sample")
-        settle(self, "seed", None)
+        check_count(self, "buffer_size", 1, "sample")
+        check_count(self, "seed", None)
 
     def stream(self, number: int, count: int) -> Shuffle:
         return Shuffle(self.upstream.stream(number, count), self.buffer_size, random.key(self.seed, number))

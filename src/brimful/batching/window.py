@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.core.stage import State
 from brimful.index.index import Index, RowSpans, label_counts
-from brimful.index.view import TruncatedIndex
+from brimful.index.views import TruncatedIndex
 from brimful.plan.once import once
 from brimful.tables.blocks import Block
 from brimful.tables.origins import ORIGIN

@@ -20,21 +20,21 @@ from numpy.typing import NDArray
 from brimful.batching.window import InTurn, PlanningWindow
 from brimful.core.counters import Counts, add_counts, again, apart
 from brimful.core.repeat import awaited, endless
-from brimful.core.stage import END, Stage, State, running, runtime
+from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat
-from brimful.index.view import ChosenIndex, UnmaskedIndex
+from brimful.index.views import ChosenIndex, UnmaskedIndex
 from brimful.plan import OverlongError, Policy
 from brimful.plan.errors import warn_once
 from brimful.plan.once import once
 from brimful.plan.overlong import placeable
 from brimful.plan.window import rest_rows, window_ends, window_rows
-from brimful.tables.blocks import Block, begins, check_replay, visible
+from brimful.rows.buffer import check_replay, resumed
+from brimful.rows.columns import Choice
+from brimful.rows.pace import Patience
+from brimful.tables.blocks import Block, begins, visible
 from brimful.tables.checksums import RowChecksums, checksums, in_state
-from brimful.tables.choice import Choice
-from brimful.tables.pace import Patience
 from brimful.tables.ragged import EMPTY, MASK, concat, distinct, token_counts, unmasked
-from brimful.tables.resize import resumed
 from brimful.tables.texts import TokenizedText, texts_in
 
 T = TypeVar("T")
@@ -64,10 +64,10 @@ class Windowed(Stage[PlanningWindow]):
     size: int
     length_columns: tuple[str, ...] = ()
     lengths_required: bool = False
-    policy: Policy | None = runtime(None)
-    batches: int | None = runtime(None)
-    unmasked: tuple[str, ...] = runtime(())
-    text: TokenizedText = runtime(TokenizedText())
+    policy: Policy | None = not_in_state(None)
+    batches: int | None = not_in_state(None)
+    unmasked: tuple[str, ...] = not_in_state(())
+    text: TokenizedText = not_in_state(TokenizedText())
 
     def settings(self) -> dict[str, Any]:
         return {"window": self.size or "auto", "length_column": [*self.length_columns]}
@@ -105,9 +105,9 @@ class Buffered(Windowed):
     """
 
     upstream: Stage[Block]
-    first: int = runtime(0)
-    first_share: float = runtime(0.0)
-    in_turn: bool = runtime(False)
+    first: int = not_in_state(0)
+    first_share: float = not_in_state(0.0)
+    in_turn: bool = not_in_state(False)
 
     @once
     def over_epochs(self) -> Stage[PlanningWindow]:
@@ -306,7 +306,7 @@ class Planned(Windowed):
     """
 
     upstream: Indexed
-    fewest: int | None = runtime(None)
+    fewest: int | None = not_in_state(None)
 
     @once
     def over_epochs(self) -> Stage[PlanningWindow]:

@@ -14,8 +14,8 @@ from rich.table import Column, Table
 
 from brimful import Dataset
 from brimful.console import stderr
+from brimful.core import counters
 from brimful.encoding.engines import EngineName
-from brimful.core.counters import OnError
 from brimful.sources.formats import FORMATS, format_of
 from brimful.store.index import folder_of, is_remote
 from brimful.store.manifest import JOURNAL, MANIFEST
@@ -44,7 +44,7 @@ Engine: TypeAlias = Annotated[
     ),
 ]
 OnError: TypeAlias = Annotated[
-    OnError,
+    counters.OnError,
     typer.Option(parser=str, help="At a record that cannot be read: stop, or count and log it.", metavar="raise|skip"),
 ]
 

@@ -28,10 +28,10 @@ from brimful.cli.options import (
     tokenized,
 )
 from brimful.console import note, progress, stdout, thousands
+from brimful.core.atomic import write_atomically
 from brimful.core.stage import VERSION
 from brimful.core.states import is_text
 from brimful.core.stats import LEFT_OUT, Stats
-from brimful.core.whole import write_whole
 from brimful.demo.digests import DigestFile
 from brimful.plan.errors import require
 
@@ -159,7 +159,7 @@ def _take(
                 here = {"batches": begun + counts.batches, "loader": saved}
                 if not saved["iterator"]:  # between two epochs the loader's state does not say what made it
                     here["pipeline"] = pipeline
-                write_whole(state, json.dumps(here, indent=1).encode() + b"\n")
+                write_atomically(state, json.dumps(here, indent=1).encode() + b"\n")
 
         save()  # a file that cannot be written is known before the work
         with _noted_signals() as signals, progress(limit) as update, closing(counts.over(loader, epochs)) as taken:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from brimful.core.background import read_ahead
 from brimful.core.replay import REPLAY
-from brimful.core.stage import Stage, State, runtime
+from brimful.core.stage import Stage, State, not_in_state
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -78,8 +78,8 @@ class Ahead(Stage[T]):
     verb = ""
 
     upstream: Stage[T]
-    depth: int = runtime()
-    name: str = runtime("ahead")
+    depth: int = not_in_state()
+    name: str = not_in_state("ahead")
     itemwise: ClassVar[bool] = True
 
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:

@@ -17,7 +17,7 @@ Counts: TypeAlias = dict[str, tuple[int, str | None]]
 """By name: how many things were left out, and the words for the log."""
 
 
-class Tally:
+class Counters:
     """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator.
 
     `made` queues what each batch on its way to the consumer holds, in the order in which they were made.
@@ -33,7 +33,7 @@ class Tally:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        return Tally, ()  # a copy in another process counts anew
+        return Counters, ()  # a copy in another process counts anew
 
     def add(self, name: str, number: int, message: str | None) -> None:
         with self._lock:
@@ -54,18 +54,18 @@ class Tally:
             return {name: number for name, (number, _) in self._counts.items()}
 
 
-TALLY: ContextVar[Tally | None] = ContextVar("brimful_tally", default=None)
+COUNTERS: ContextVar[Counters | None] = ContextVar("brimful_tally", default=None)
 
-_APART: ContextVar[tuple[Tally | None, Tally] | None] = ContextVar("brimful_counted_apart", default=None)
+_APART: ContextVar[tuple[Counters | None, Counters] | None] = ContextVar("brimful_counted_apart", default=None)
 """What is counted for the first is counted by the second meanwhile: see `apart`."""
 
 
 def count(name: str, number: int, message: str | None = None) -> None:
     """Counts `number` things left out under `name` in the running iterator's `.stats`; logs `message` the first time."""
     if number:
-        tally, apart = TALLY.get(), _APART.get()
+        tally, apart = COUNTERS.get(), _APART.get()
         tally = apart[1] if apart is not None and apart[0] is tally else tally
-        (tally or Tally()).add(name, number, message)
+        (tally or Counters()).add(name, number, message)
 
 
 def apart(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
@@ -76,8 +76,8 @@ def apart(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
     >>> apart(lambda: count("dropped", 2, "too long"))
     (None, {'dropped': (2, 'too long')})
     """
-    into = quiet_tally()
-    before = _APART.set((TALLY.get(), into))
+    into = quiet_counters()
+    before = _APART.set((COUNTERS.get(), into))
     try:
         result = fn(*args)
     except BaseException:
@@ -105,24 +105,24 @@ def again(items: Iterator[R], number: int) -> Iterator[R]:
     yield from items
 
 
-def tallied(fn: Callable[..., R], *args: Any, tally: Tally | None = None) -> tuple[R, Counts]:
+def with_counters(fn: Callable[..., R], *args: Any, tally: Counters | None = None) -> tuple[R, Counts]:
     """`fn(*args)`, and what it left out: for who runs it in another process and brings both back; see `add_counts`.
 
     Args:
-        tally: of `quiet_tally`, where threads go on counting from one call to the next.
+        tally: of `quiet_counters`, where threads go on counting from one call to the next.
 
-    >>> tallied(lambda: count("dropped", 2, "too long"))
+    >>> with_counters(lambda: count("dropped", 2, "too long"))
     (None, {'dropped': (2, 'too long')})
     """
-    tally = tally or quiet_tally()
+    tally = tally or quiet_counters()
     context = copy_context()
-    context.run(TALLY.set, tally)
+    context.run(COUNTERS.set, tally)
     return context.run(fn, *args), tally.taken()
 
 
-def quiet_tally() -> Tally:
+def quiet_counters() -> Counters:
     """Counts, and logs nothing: whoever gets the counts does that."""
-    return Tally(log=lambda message: None)
+    return Counters(log=lambda message: None)
 
 
 def add_counts(counts: Counts) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from brimful.core.ahead import AHEAD, HANDED_ON, hands_on, then
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
-from brimful.core.counters import TALLY, Tally, apart
+from brimful.core.counters import COUNTERS, Counters, apart
 from brimful.core.replay import ALLOWED, SHARDS, OtherRows, keep_weights, other_rows, shards_differ
 from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header, header_difference, shown
 from brimful.core.states import check_form, position_of, sealed
@@ -54,9 +54,11 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._error: Exception | None = None
         self._closed = self._over = False
         self._reached: State = None  # the state up to which `_items` has come; None while it is asked
-        tally = Tally()
+        tally = Counters()
         self._context = copy_context()
-        self._context.run(TALLY.set, tally)  # before the first use: of indexed data a filter counts what it leaves out
+        self._context.run(
+            COUNTERS.set, tally
+        )  # before the first use: of indexed data a filter counts what it leaves out
         self._context.run(RUN.set, self._running)
         self._context.run(KEEPER.set, None)
         self._deferred = hands_on()  # else whoever takes its items is the consumer

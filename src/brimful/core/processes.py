@@ -29,7 +29,7 @@ import cloudpickle
 import pyarrow as pa
 
 from brimful.core.background import Stopped
-from brimful.core.counters import Counts, Tally, add_counts, tallied
+from brimful.core.counters import Counters, Counts, add_counts, with_counters
 from brimful.plan.errors import StageError, logger, name_of
 
 R = TypeVar("R")
@@ -232,10 +232,10 @@ def _loaded(data: bytes) -> Any:
         return refuse
 
 
-def answer(fn: Callable[[Any], Any], argument: Any, records: LogCapture, tally: Tally | None = None) -> bytes:
-    """The reply of a call, pickled; `tally`: see `tallied`."""
+def answer(fn: Callable[[Any], Any], argument: Any, records: LogCapture, tally: Counters | None = None) -> bytes:
+    """The reply of a call, pickled; `tally`: see `with_counters`."""
     try:
-        result, counts = tallied(fn, argument, tally=tally)
+        result, counts = with_counters(fn, argument, tally=tally)
     except BaseException as error:
         cause = None if error.__cause__ is None else _portable(error.__cause__)
         text = traceback.format_exc()

@@ -8,7 +8,7 @@ from contextvars import ContextVar, copy_context
 from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
-from brimful.core.counters import TALLY, quiet_tally
+from brimful.core.counters import COUNTERS, quiet_counters
 from brimful.core.stage import Stage, State, running
 from brimful.plan.errors import StateError, logger
 
@@ -117,7 +117,7 @@ def replayed(stage: Stage[Any], at: State) -> list[Replayed]:
     found: list[Replayed] = []
     context = copy_context()
     context.run(REPLAY.set, found)
-    context.run(TALLY.set, quiet_tally())
+    context.run(COUNTERS.set, quiet_counters())
     context.run(_first, stage, at)
     return found
 

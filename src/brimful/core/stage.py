@@ -365,7 +365,7 @@ def running(stage: Stage[T], at: State) -> Iterator[Iterator[tuple[T, State]]]:
 # -- headers: a state and the pipeline that it is given to must agree on them --------------------------------------------
 
 
-def runtime(default: Any = dataclasses.MISSING) -> Any:
+def not_in_state(default: Any = dataclasses.MISSING) -> Any:
     """A dataclass field that does not change the order of the data (workers, prefetch, timeouts): it is never compared."""
     return dataclasses.field(default=default, metadata={"runtime": True})
 
@@ -377,8 +377,8 @@ def is_function(value: Any) -> bool:
 
 
 def described(value: Any) -> Any:
-    """A setting of a stage as plain JSON: a dataclass by its fields, less those marked `runtime`; another object by its public
-    attributes.
+    """A setting of a stage as plain JSON: a dataclass by its fields, less those marked `not_in_state`; another object by its
+    public attributes.
 
     An object with a method `fingerprint()` stands as what that returns, a function as {"function": "module:qualified.name"}, a
     number that JSON does not know (nan, inf) as a string.
@@ -648,7 +648,7 @@ def refuse_originals(stage: Stage[Any]) -> None:
         )
 
 
-class Lane(NamedTuple):
+class StreamId(NamedTuple):
     """Which of several streams a stage serves: its number, how many they are, and the stage's seed before it had one for each."""
 
     number: int

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, Final, NamedTuple, Protocol
 
-from brimful.core.counters import Tally
+from brimful.core.counters import Counters
 from brimful.plan.errors import logger
 
 ENGINE: Final = "engine:"
@@ -79,7 +79,7 @@ class Stats(Mapping[str, Any]):
     seconds_waited: float = 0.0
     seconds_to_first: float = 0.0
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: Counters) -> None:
         self._tally = tally
         self._shapes: set[tuple[int, ...]] = set()
         self._warned = False

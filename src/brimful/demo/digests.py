@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from brimful.core.whole import write_whole
+from brimful.core.atomic import write_atomically
 
 
 def digest(batch: Mapping[str, Any]) -> str:
@@ -38,7 +38,7 @@ class DigestFile:
                 f"{path} holds the digests of {len(kept):,} batches, but this run goes on after batch {done:,}; "
                 "give the file that the run began with, or none"
             )
-        write_whole(path, "".join(kept).encode())
+        write_atomically(path, "".join(kept).encode())
         self._file = path.open("a", encoding="utf-8")
         self._number = done
 

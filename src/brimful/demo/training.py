@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from brimful import Batches, from_files
-from brimful.core.whole import write_whole
+from brimful.core.atomic import write_atomically
 from brimful.demo.digests import digest
 
 WIDTH: Final = 64
@@ -120,7 +120,7 @@ def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: 
     """Everything in one file, written whole: after a kill all of it is of the same step."""
     content = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "data": data}, content)
-    write_whole(path, content.getvalue())
+    write_atomically(path, content.getvalue())
 
 
 def read_log(path: Path) -> list[Step]:

@@ -22,7 +22,7 @@ from brimful.encoding.encoder_kinds import (
     TransformersEncoder,
 )
 from brimful.encoding.engines import EngineName
-from brimful.plan.errors import by_name, integer, logger, one_of
+from brimful.plan.errors import check_mapping, integer, logger, one_of
 
 _STRATEGIES: Final = ("longest_first", "only_first", "only_second", "do_not_truncate")
 _FAST: Final = {"truncation", "max_length", "add_special_tokens", "split_special_tokens"}
@@ -186,7 +186,7 @@ def chat_encoder_for(
             "too: keep them by to_store(path), or set tokenizer.chat_template to one without strftime_now",
             type(tokenizer).__name__,
         )
-    kwargs = by_name("template_kwargs", template_kwargs, "{'enable_thinking': False}")
+    kwargs = check_mapping("template_kwargs", template_kwargs, "{'enable_thinking': False}")
     own = inspect.signature(type(tokenizer).apply_chat_template).parameters.keys() | {"messages"}
     if taken := sorted(kwargs.keys() & (own - _FOR_TEMPLATES)):
         raise ValueError(f"template_kwargs go to the chat template, and {taken[0]!r} is no variable of yours in it")
@@ -330,8 +330,8 @@ def load_tokenizer(name: str | os.PathLike[str]) -> Any:
         raise ValueError(f"tokenizer {name!r} needs {extra}: pip install 'brimful[{extra}]'") from error
     except Exception as error:  # tokenizers raises plain Exception, the others what their downloads raise
         first = str(error).strip().split("\n")[0].rstrip(": ") or type(error).__name__
-        by_name = not (name.startswith("tiktoken:") or name.endswith(".json") or Path(name).exists())
-        here = "no file or folder of that name is here, and as a name for transformers: " if by_name else ""
+        check_mapping = not (name.startswith("tiktoken:") or name.endswith(".json") or Path(name).exists())
+        here = "no file or folder of that name is here, and as a name for transformers: " if check_mapping else ""
         raise ValueError(f"tokenizer {name!r} cannot be loaded: {here}{first}{_files_in(Path(name))}") from error
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.background import RUN, Workers
-from brimful.core.counters import tallied
+from brimful.core.counters import with_counters
 from brimful.encoding import compiled
 from brimful.encoding.special_tokens import SpecialTokens
 from brimful.encoding.word_cache import WordCache
@@ -131,7 +131,7 @@ class Engine:
         if seen >= AUDITED_TEXTS:
             tokens = self._taken[1](texts)
             if len(rows := _some(texts)):
-                own, _ = tallied(lambda: flat(self.own(texts.take(array_of(rows)).to_pylist()), len(rows)))
+                own, _ = with_counters(lambda: flat(self.own(texts.take(array_of(rows)).to_pylist()), len(rows)))
                 self._compare(tokens, rows, own)
             return tokens, lambda: None
         rows, worth = _first(texts, AUDITED_TEXTS - seen)
@@ -178,7 +178,7 @@ class Engine:
         if under_way is not None:
             turn = max(1, len(some))
             under_way.put(None)
-        parts = [tallied(self.own, some[first : first + turn])[0] for first in range(0, len(some), turn)]
+        parts = [with_counters(self.own, some[first : first + turn])[0] for first in range(0, len(some), turn)]
         return flat([*itertools.chain.from_iterable(parts)], len(rows))
 
     def _compare(self, tokens: Ragged, rows: NDArray[np.int64], own: Ragged) -> None:

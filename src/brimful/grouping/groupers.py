@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from brimful.grouping.language import Sizes, name_in
-from brimful.plan.errors import integer, names_of, settle
+from brimful.plan.errors import check_count, integer, names_of
 from brimful.plan.groups import by_thresholds, optimal_partition
 from brimful.plan.plan import IntArray
 
@@ -151,7 +151,7 @@ class OptimalGroups:
         object.__setattr__(self, "names", names_of("OptimalGroups", self.names))
         if not self.names:
             raise ValueError("OptimalGroups must name at least 1 ragged dimension (got none)")
-        settle(self, "num_groups", 1, "group")
+        check_count(self, "num_groups", 1, "group")
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
         """Sample numbers, group by group, at the least cost.

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from brimful.core.repeat import reached
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_originals, shown
 from brimful.index.index import DataIndex, Index
-from brimful.index.view import ChosenIndex, SelectedIndex
+from brimful.index.views import ChosenIndex, SelectedIndex
 from brimful.plan.errors import DataError
 from brimful.plan.once import once
+from brimful.rows.columns import Choice
 from brimful.tables.blocks import Block
-from brimful.tables.choice import Choice
 from brimful.tables.ragged import EMPTY
 
 RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.progress import watched
+from brimful.core.terminal import watched
 from brimful.index.index import DataIndex, lengths_by_column
 from brimful.plan.errors import DataError, StageError, integer, logger, name_of
 from brimful.plan.once import once

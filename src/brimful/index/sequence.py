@@ -18,7 +18,7 @@ from brimful.index.index import BlockIndex, DataIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
 from brimful.plan import random
-from brimful.plan.errors import DataError, settle, truth
+from brimful.plan.errors import DataError, check_bool, check_count
 from brimful.plan.once import once
 from brimful.sources.data_libraries import rows_of, stored
 from brimful.sources.iterable import drawn, numbered
@@ -149,8 +149,8 @@ class FromSequence(Source):
         return self.rows.made_by
 
     def __post_init__(self) -> None:
-        settle(self, "seed", None)
-        truth("shuffle", self.shuffle)
+        check_count(self, "seed", None)
+        check_bool("shuffle", self.shuffle)
 
     @property
     def draws(self) -> bool:

@@ -21,8 +21,8 @@ from brimful.batching.batch import Batch
 from brimful.batching.planners import ByPolicy
 from brimful.batching.window import PlanningWindow
 from brimful.core.iterator import ResumableIterator
-from brimful.core.progress import shown as progress
 from brimful.core.stage import Stage, refuse_streams
+from brimful.core.terminal import shown as progress
 from brimful.dataset import Dataset, Executor, IndexedDataset
 from brimful.encoding.encoder import paddings
 from brimful.index.sequence import FromSequence
@@ -50,9 +50,9 @@ from brimful.plan.plan import is_policy
 from brimful.ray.cluster import Cluster, check_address
 from brimful.ray.pool import Pool
 from brimful.read import from_iterable, from_sequence
+from brimful.rows.columns import TextBytes, bytes_of
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.origins import where
-from brimful.tables.texts import TextBytes, bytes_of
 from brimful.tensors.collated import Collated
 from brimful.tensors.columns import WindowColumns
 from brimful.tensors.layouts import Layout

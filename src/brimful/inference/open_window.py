@@ -20,7 +20,7 @@ from zlib import crc32
 
 from brimful.batching.batch import Batch
 from brimful.batching.window import IntArray, PlanningWindow
-from brimful.core.whole import naming
+from brimful.core.atomic import naming
 from brimful.inference.results import ResultFiles
 from brimful.plan.errors import StateError
 from brimful.tables.checksums import checksums

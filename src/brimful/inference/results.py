@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from brimful.core.atomic import naming, write_atomically
 from brimful.core.stage import State, header_difference
-from brimful.core.whole import naming, write_whole
 from brimful.index.index import DataIndex, taken
 from brimful.plan.errors import DataError, StateError, integer
 from brimful.plan.once import once
@@ -183,7 +183,7 @@ class ResultFolder:
     def save(self, done: WindowsDone) -> None:
         """Writes the journal. Price: two writes to the disk, 1 KB."""
         content = {"version": VERSION, "settings": self._settings, **done._asdict()}
-        write_whole(self.path / JOURNAL, json.dumps(content).encode() + b"\n", alone=True)
+        write_atomically(self.path / JOURNAL, json.dumps(content).encode() + b"\n", alone=True)
 
     def write(self, number: int, results: Sequence[Any]) -> int:
         """The file of a window, whole or not at all. Gives the checksum of all lines of checksums.
@@ -194,7 +194,7 @@ class ResultFolder:
         """
         path, sums = self.files.path_of(number), self.path / CHECKSUMS
         content, self._schema = self.files.encoded(results, self._schema)
-        write_whole(path, content, alone=True)
+        write_atomically(path, content, alone=True)
         own = FileChecksum(crc32(content), len(content), path.name)
         before = [line.to_bytes() for line in self.files.checksums]
         with naming(sums), sums.open("r+b" if before else "wb") as file:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from brimful.plan import AttentionCost, OverlongError, balance, micro_batches
 from brimful.plan.budget import sample_costs
-from brimful.plan.errors import integer, truth
+from brimful.plan.errors import check_bool, integer
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, one_length
 
@@ -38,7 +38,7 @@ def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_si
     """
     lengths = one_length(_array(seqlen_list), "get_seqlen_balanced_partitions")
     partitions = integer("k_partitions", k_partitions, 1, "partition")
-    truth("equal_size", equal_size)
+    check_bool("equal_size", equal_size)
     if len(lengths) < partitions:
         raise ValueError(
             f"{len(lengths):,} samples leave some of {partitions:,} partitions empty; give a sample for each, or take fewer "
@@ -89,8 +89,8 @@ def rearrange_micro_batches(
     """
     lengths = _lengths(batch)
     cap = integer("max_token_len", max_token_len, 1, "token")
-    truth("same_micro_num_in_dp", same_micro_num_in_dp)
-    truth("use_dynamic_bsz_balance", use_dynamic_bsz_balance)
+    check_bool("same_micro_num_in_dp", same_micro_num_in_dp)
+    check_bool("use_dynamic_bsz_balance", use_dynamic_bsz_balance)
     least = 1 if min_num_micro_batch is None else integer("min_num_micro_batch", min_num_micro_batch, 1, "micro batch")
     step = (
         1 if num_batches_divided_by is None else integer("num_batches_divided_by", num_batches_divided_by, 1, "batch")

@@ -20,7 +20,7 @@ from brimful.memory.recut import Padding, recut
 from brimful.oom.exhaustion import of_all_guards
 from brimful.plan.buckets import Rounding
 from brimful.plan.cut import longest_first
-from brimful.plan.errors import integer, logger, name_of, truth, warn_once
+from brimful.plan.errors import check_bool, integer, logger, name_of, warn_once
 from brimful.plan.memory import PeakModel
 from brimful.plan.once import once
 from brimful.plan.plan import IntArray
@@ -104,7 +104,7 @@ def build_dynamic_batch_dataloader(
     """
     limit = integer("max_input_token_length", max_input_token_length, 1, "token")
     num_workers, seed = integer("num_workers", num_workers), integer("seed", seed)
-    truth("shuffle", shuffle)
+    check_bool("shuffle", shuffle)
     model = _model(memory_model)
     sizes = FirstBatchSizes(
         model, batch_size, 1, risk=threshold, start=batch_start_range, end=batch_end_range, steps=steps

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from brimful.plan.errors import finite, positive, settle
+from brimful.plan.errors import check_count, finite, positive
 from brimful.plan.memory import PeakModel, checked_risk
 from brimful.plan.once import once
 from brimful.plan.plan import IntArray
@@ -58,8 +58,8 @@ class FirstBatchSizes:
     measured: tuple[int, int] = field(default=(0, 0), kw_only=True)
 
     def __post_init__(self) -> None:
-        settle(self, "batch_size", 1, "text")
-        settle(self, "steps", 1, "size")
+        check_count(self, "batch_size", 1, "text")
+        check_count(self, "steps", 1, "size")
         checked_risk("threshold, the risk,", self.risk)
         if finite("batch_end_range", self.end) < positive("batch_start_range", self.start):
             raise ValueError(f"batch_end_range must be at least batch_start_range={self.start} (got {self.end})")

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.whole import write_whole
+from brimful.core.atomic import write_atomically
 from brimful.memory.growth import Floats, coefficients, per_sample, pieces_of, terms, triangle
 from brimful.memory.margin import Margin
 from brimful.memory.peaks import checked_shapes
@@ -248,7 +248,7 @@ class MemoryModel:
             ...     json.loads(Path(folder, "model.json").read_text())["batches"]
             [1, 8]
         """
-        write_whole(Path(path), json.dumps(self.to_json(), indent=1).encode() + b"\n")
+        write_atomically(Path(path), json.dumps(self.to_json(), indent=1).encode() + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MemoryModel:

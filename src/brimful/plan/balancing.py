@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from brimful.plan.buckets import check_rising
 from brimful.plan.budget import SampleCost, sample_costs
 from brimful.plan.cut import ascending, cut_at, longest_first
-from brimful.plan.errors import integer, truth
+from brimful.plan.errors import check_bool, integer
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.pack import best_fit
 from brimful.plan.plan import IntArray, one_length
@@ -78,8 +78,8 @@ def balance(
     """
     lengths = one_length(lengths, "balance")
     num_parts = integer("num_parts", num_parts, 1, "part")
-    truth("padded", padded)
-    truth("equal_count", equal_count)
+    check_bool("padded", padded)
+    check_bool("equal_count", equal_count)
     if equal_count and len(lengths) % num_parts:
         raise ValueError(
             f"equal_count=True: {len(lengths):,} samples cannot be shared out equally among {num_parts:,} parts; give a multiple"
@@ -129,7 +129,7 @@ def micro_batches(
     """
     lengths = one_length(lengths, "micro_batches")
     num_ranks = integer("num_ranks", num_ranks, 1, "rank")
-    truth("same_count", same_count)
+    check_bool("same_count", same_count)
     max_tokens = _cap(lengths, max_tokens)
     costs = sample_costs(lengths, cost)
     number, part_of = _fewest(lengths, costs, max_tokens, num_ranks if same_count else 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.errors import MOST, integer, settle
+from brimful.plan.errors import MOST, check_count, integer
 from brimful.plan.plan import IntArray, one_length
 
 FloatArray = NDArray[np.float64]
@@ -128,7 +128,7 @@ class Rounding:
     buckets: Sequence[int] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        settle(self, "pad_to_multiple_of", 1, "token")
+        check_count(self, "pad_to_multiple_of", 1, "token")
         if self.buckets is not None:
             object.__setattr__(self, "buckets", as_buckets(self.buckets, multiple_of=self.pad_to_multiple_of))
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from brimful.plan.buckets import Rounding, as_buckets
 from brimful.plan.cut import Cut, assemble, cut_fewest, cut_greedy, cut_priced, plan_sorted
-from brimful.plan.errors import finite, function, one_of, other_signature, settle
+from brimful.plan.errors import check_count, finite, function, one_of, other_signature
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, widths
 
@@ -49,7 +49,7 @@ class FixedSize:
     sort: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        settle(self, "n", 1, "sample")
+        check_count(self, "n", 1, "sample")
 
     @property
     def max_length(self) -> None:
@@ -113,8 +113,8 @@ class TokenBudget:
     step_cost: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        settle(self, "max_tokens", 1, "token")
-        settle(self, "pad_to_multiple_of", 1, "token")
+        check_count(self, "max_tokens", 1, "token")
+        check_count(self, "pad_to_multiple_of", 1, "token")
         if self.pad_to_multiple_of > self.max_tokens:
             limit = f"max_tokens={self.max_tokens:,}"
             raise ValueError(f"pad_to_multiple_of must be at most {limit} (got {self.pad_to_multiple_of:,})")
@@ -203,7 +203,7 @@ class StaticShapes:
     max_tokens: int
 
     def __post_init__(self) -> None:
-        settle(self, "max_tokens", 1, "token")
+        check_count(self, "max_tokens", 1, "token")
         object.__setattr__(self, "buckets", as_buckets(self.buckets, self.max_tokens))
 
     @property

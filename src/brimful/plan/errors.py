@@ -125,7 +125,7 @@ def integer(name: str, value: Any, least: int | None = 0, unit: str = "", most: 
     return number
 
 
-def settle(description: Any, field: str, least: int | None = 0, unit: str = "", most: int = MOST) -> None:
+def check_count(description: Any, field: str, least: int | None = 0, unit: str = "", most: int = MOST) -> None:
     """Checks a field of a frozen dataclass that counts something, as `integer` does, and keeps it as that says; from
     `__post_init__`."""
     object.__setattr__(description, field, integer(field, getattr(description, field), least, unit, most))
@@ -175,7 +175,7 @@ def one_of(name: str, value: str, *choices: str) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})")
 
 
-def truth(name: str, value: Any, meaning: str = "") -> None:
+def check_bool(name: str, value: Any, meaning: str = "") -> None:
     """Refuses what is neither True nor False: `repeat=3` means something else to who writes it."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False (got {value!r}){meaning and '; ' + meaning}")
@@ -221,10 +221,10 @@ def check_path(name: str, path: str | os.PathLike[str]) -> None:
         raise ValueError(f"{name} must name a folder (got {path!r}); '.' is the one that this process is in")
 
 
-def by_name(name: str, value: Any, example: str) -> dict[str, Any]:
+def check_mapping(name: str, value: Any, example: str) -> dict[str, Any]:
     """A setting that has a value for each name; None: for none.
 
-    >>> by_name("pad_values", 0, "{'labels': -100}")
+    >>> check_mapping("pad_values", 0, "{'labels': -100}")
     Traceback (most recent call last):
     TypeError: pad_values takes a dict by name, such as {'labels': -100} (got 0)
     """

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from brimful.plan.budget import SampleCost, sample_cost, sample_costs
 from brimful.plan.cut import ascending, longest_first
-from brimful.plan.errors import settle
+from brimful.plan.errors import check_count
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, one_length
 
@@ -52,7 +52,7 @@ class Packed:
     cost: SampleCost | None = None
 
     def __post_init__(self) -> None:
-        settle(self, "row_length", 1, "token")
+        check_count(self, "row_length", 1, "token")
         if self.cost is not None:
             sample_cost("cost", self.cost)
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import cloudpickle
 
-from brimful.core.counters import quiet_tally
+from brimful.core.counters import quiet_counters
 from brimful.core.processes import LogCapture, Reply, answer, dumps
 from brimful.plan.errors import StageError, logger
 from brimful.plan.once import once
@@ -254,7 +254,7 @@ def _serve(fn: Callable[..., Iterator[Any]], job: bytes, *args: Any) -> Iterator
     def made() -> Iterator[Any]:
         yield from fn(loaded(job), *args)
 
-    things, tally, going_on = made(), quiet_tally(), True
+    things, tally, going_on = made(), quiet_counters(), True
     with LogCapture() as records:
         while going_on:
             reply = answer(lambda end: next(things, end), None, records, tally)

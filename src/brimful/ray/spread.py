@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from brimful.core.background import read_ahead
 from brimful.core.processes import LogCapture
-from brimful.core.stage import END, Stage, State, named, running, runtime
+from brimful.core.stage import END, Stage, State, named, not_in_state, running
 from brimful.plan.errors import logger
 from brimful.ray.cluster import Cluster, check_address
 from brimful.sources.files import FromFiles
@@ -47,7 +47,7 @@ class RayStage(Stage[Block]):
     itemwise: ClassVar[bool] = True
 
     upstream: Stage[Block]
-    address: str | None = runtime(None)
+    address: str | None = not_in_state(None)
 
     def start(self, epoch: int) -> State:
         return self._files.start(epoch)

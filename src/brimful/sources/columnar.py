@@ -22,7 +22,7 @@ from brimful.sources.prefetched import PrefetchedFile
 from brimful.tables.blocks import Block
 from brimful.tables.plain import as_plain, inside, plain
 from brimful.tables.ragged import EMPTY, array_of, concat
-from brimful.tables.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, named, settled
+from brimful.tables.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, settled, type_name
 
 ROWS: Final = 4096
 BUFFER_BYTES: Final = 1 << 20
@@ -212,7 +212,7 @@ class ColumnCaster:
                 arrays.append(as_plain(array, field.type))
             except NotImplementedError as error:
                 raise DataError(
-                    f"column {field.name!r} is {named(array.type)}, which cannot be read; {_LEAVE_OUT}"
+                    f"column {field.name!r} is {type_name(array.type)}, which cannot be read; {_LEAVE_OUT}"
                 ) from error
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
 
@@ -225,7 +225,8 @@ class ColumnCaster:
         return str(error)
 
     def _unfit(self, name: str, found: pa.Schema, why: str = "") -> str:
-        kinds = f"column {name!r} is {named(self._schema.field(name).type)} by the schema but {named(found.field(name).type)}"
+        wanted, given = (type_name(one.field(name).type) for one in (self._schema, found))
+        kinds = f"column {name!r} is {wanted} by the schema but {given}"
         return f"{kinds} here{why and f' ({why})'}; {OF_FILES}"
 
 

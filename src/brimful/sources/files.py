@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 
 from brimful.core.background import Workers
 from brimful.core.counters import OnError, add_counts, apart
-from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, not_in_state, place, share
 from brimful.plan import random
-from brimful.plan.errors import DataError, StateError, counted, logger, one_of, settle, truth
+from brimful.plan.errors import DataError, StateError, check_bool, check_count, counted, logger, one_of
 from brimful.plan.once import once
-from brimful.sources.called import FunctionFormat, ShardFunction
 from brimful.sources.compressed import COMPRESSIONS
 from brimful.sources.format import Format, Position, ShardReader, Wanted
 from brimful.sources.formats import FORMATS, format_of
+from brimful.sources.function_format import FunctionFormat, ShardFunction
 from brimful.sources.rotation import OpenShard, Rotation, arrived
 from brimful.sources.urls import Shard, Shards
 from brimful.tables.blocks import Block, rows_at
 from brimful.tables.ragged import EMPTY
-from brimful.tables.schema import infer, named
+from brimful.tables.schema import infer, type_name
 
 MAX_THREADS: Final = 32
 """That read shards at once: of one stream, or of several together."""
@@ -47,23 +47,23 @@ class FromFiles(Stage[Block]):
     urls: Shards
     format: str | ShardFunction = "auto"
     columns: tuple[str, ...] | None = None
-    schema: pa.Schema | None = runtime(None)
+    schema: pa.Schema | None = not_in_state(None)
     shuffle_shards: bool = False
     n_active_shards: int = 10
-    n_standby_shards: int = runtime(2)
+    n_standby_shards: int = not_in_state(2)
     seed: int = 42
     on_error: OnError = "raise"
     streams: int | None = None
-    number: int | None = runtime(None)
-    inferred: bool = runtime(False)  # the schema, by the description that this is a part of
+    number: int | None = not_in_state(None)
+    inferred: bool = not_in_state(False)  # the schema, by the description that this is a part of
 
     def __post_init__(self) -> None:
         if self.streams is not None:
-            settle(self, "streams", 1, "stream")
-        settle(self, "n_active_shards", 1, "shard")
-        settle(self, "n_standby_shards", 0, "shards")
-        settle(self, "seed", None)
-        truth("shuffle_shards", self.shuffle_shards)
+            check_count(self, "streams", 1, "stream")
+        check_count(self, "n_active_shards", 1, "shard")
+        check_count(self, "n_standby_shards", 0, "shards")
+        check_count(self, "seed", None)
+        check_bool("shuffle_shards", self.shuffle_shards)
         one_of("on_error", self.on_error, *get_args(OnError))
         if isinstance(self.format, str) and self.format not in ("auto", *FORMATS):
             raise ValueError(
@@ -260,4 +260,4 @@ class FromFiles(Stage[Block]):
 
 
 def _words(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} ({named(field.type)})" for field in schema) or "none"
+    return ", ".join(f"{field.name} ({type_name(field.type)})" for field in schema) or "none"

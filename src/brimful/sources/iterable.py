@@ -11,10 +11,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from brimful.core.stage import END, State, runtime
+from brimful.core.stage import END, State, not_in_state
 from brimful.plan.errors import StageError, StateError, name_of
+from brimful.rows.buffer import check_rows
+from brimful.rows.functions import Typed
 from brimful.sources.data_libraries import in_epoch, rows_of, stored, tables_of
-from brimful.tables.blocks import Block, Sample, as_sample, check_rows, from_samples, rows_at
+from brimful.tables.blocks import Block, Sample, as_sample, from_samples, rows_at
 from brimful.tables.checksums import checksums, in_state
 from brimful.tables.origins import ORIGIN, origins
 from brimful.tables.ragged import EMPTY, concat, with_column
@@ -32,7 +34,6 @@ from brimful.tables.schema import (
     settled,
     united,
 )
-from brimful.tables.typed import Typed
 
 ROWS: Final = 256
 
@@ -45,7 +46,7 @@ class FromIterable(Typed):
     rows again, and compares the last block.
     """
 
-    iterable: Iterable[Sample | str] | Callable[[], Iterable[Sample | str]] = runtime()
+    iterable: Iterable[Sample | str] | Callable[[], Iterable[Sample | str]] = not_in_state()
 
     def __post_init__(self) -> None:
         if isinstance(self.iterable, Iterator):
@@ -189,7 +190,7 @@ class FromTables(Typed):
 
     verb = "from_iterable"
 
-    dataset: Any = runtime()
+    dataset: Any = not_in_state()
 
     def start(self, epoch: int) -> State:
         return [epoch, 0, "", 0, []]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from brimful.core.background import Workers, awaited
 from brimful.plan.errors import DataError, logger
-from brimful.sources.faults import OtherContentError, absent, may_have_changed, said, transient
+from brimful.sources.retry import OtherContentError, absent, may_have_changed, said, transient
 from brimful.tables.ragged import distinct
 
 T = TypeVar("T")

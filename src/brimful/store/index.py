@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.core.atomic import write_atomically
 from brimful.core.stage import CHECKSUMS
-from brimful.core.whole import write_whole
 from brimful.encoding.encoder import Padding, StoredTokenizer
 from brimful.index.index import Ask, DataIndex, RowSet, RowSpans
 from brimful.plan.errors import DataError, check_path, logger
@@ -321,7 +321,7 @@ def _kept_answers(folder: Path, name: str, count: int, ask: Ask) -> NDArray[np.b
                 found = ask(lambda: os.utime(note))
                 bits = np.packbits(found).tobytes()
                 try:
-                    write_whole(path, bits + crc32(bits).to_bytes(CHECKSUM_BYTES, "little"))
+                    write_atomically(path, bits + crc32(bits).to_bytes(CHECKSUM_BYTES, "little"))
                 except OSError as error:
                     logger.warning("%s is kept in memory, not beside the store: %s", name, error)
         finally:

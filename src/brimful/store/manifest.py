@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from brimful.core.atomic import write_atomically
 from brimful.core.stage import Stage, header_difference
-from brimful.core.whole import write_whole
 from brimful.plan.errors import DataError, StateError, check_version, logger
 from brimful.plan.once import once
 
@@ -134,7 +134,7 @@ class Manifest:
             **dataclasses.asdict(self),
         }
         text = json.dumps(content | {"sha256": _digest(content)}, indent=1)
-        write_whole(folder / MANIFEST, text.encode() + b"\n", alone=True)
+        write_atomically(folder / MANIFEST, text.encode() + b"\n", alone=True)
 
     @classmethod
     def parse(cls, text: bytes, folder: str) -> Manifest:

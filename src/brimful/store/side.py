@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from brimful.core.whole import naming, part_of, settle
+from brimful.core.atomic import commit_file, naming, part_of
 from brimful.index.index import has_labels
 from brimful.store.local import MappedFile
 from brimful.store.manifest import SideFile, StoredFile, sha256_of
@@ -131,7 +131,7 @@ class _Array:
 
     def close(self) -> SideFile:
         with naming(self._path):
-            settle(part_of(self._path), self._path)
+            commit_file(part_of(self._path), self._path)
         return SideFile(self._path.name, self._path.stat().st_size, sha256_of(self._path))
 
 

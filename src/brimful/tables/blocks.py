@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -10,13 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.background import STOPPING, Stopped
-from brimful.core.counters import OnError, skipped
-from brimful.core.replay import other_rows, reached
-from brimful.core.stage import BLOCK_ROWS, Stage, named
-from brimful.plan import random
-from brimful.plan.errors import DataError, StageError, name_of
-from brimful.tables.checksums import difference
+from brimful.core.stage import BLOCK_ROWS
+from brimful.plan.errors import DataError
 from brimful.tables.origins import HIDDEN, ORIGIN, where
 from brimful.tables.ragged import array_of, column_of, is_ragged, numpy_of, with_column
 from brimful.tables.schema import UNFIT, as_column
@@ -154,47 +149,6 @@ def rows_at(number: int) -> int:
     return max(1, min(max(16, 1 << number.bit_length() >> 2), BLOCK_ROWS // 2))
 
 
-def call(stage: str, fn: Callable[..., Any], block: Block) -> Iterator[Any]:
-    """`fn(sample)` for each row of a block.
-
-    Raises:
-        StageError: what `fn` raised, with the row's place.
-    """
-    return (result for _, result in tried(stage, fn, block, False, "raise"))
-
-
-def tried(
-    stage: str,
-    fn: Callable[..., Any],
-    block: Block,
-    seeded: bool,
-    on_error: OnError,
-    convert: Callable[[Any], Any] = lambda result: result,
-    rows: Callable[[Block], Iterable[Any]] = samples,
-) -> Iterator[tuple[int, Any]]:
-    """(row, `convert(fn(sample))`) for each row of a block. A seeded function is called as `fn(sample, rng)`, with a generator
-    from the row's key. `rows` makes the samples. Where the function raises, `on_error` decides: an error,
-    or the row is left out and counted.
-
-    Raises:
-        StageError: what `fn` raised, with the row's place.
-    """
-    keys = column_of(block, KEY).to_pylist() if seeded else ()
-    stopping = STOPPING.get()
-    for row, sample in enumerate(rows(block)):
-        if stopping:
-            raise Stopped
-        try:
-            result = convert(fn(sample, random.generator(keys[row])) if seeded else fn(sample))
-        except Exception as error:
-            message = f"{stage}({name_of(fn)}) failed at {where(block, row)}: {type(error).__name__}: {error}"
-            if on_error == "raise":
-                raise StageError(message) from error
-            skipped(StageError(message))
-            continue
-        yield row, result
-
-
 def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
     """`out` with the origins of the rows `parents` of `block`."""
     if block.schema.get_field_index(ORIGIN) < 0 or not out.num_rows:
@@ -209,23 +163,3 @@ def begins(block: Block) -> str:
     index = block.schema.get_field_index(ORIGIN)
     known = block.num_rows and index >= 0 and block.column(index)[0].is_valid
     return f" (read from {where(block, 0)} on)" if known else ""
-
-
-def check_rows(stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
-    """Refuses to go on where other rows were read again than those that the state was saved over; logs it where the user allows
-    them.
-
-    Args:
-        ours: the checksums of the rows that were read again, by column.
-        saved: those in the state.
-    Raises:
-        StateError: naming the stage, the place, the column and both checksums.
-    """
-    if words := difference(ours, saved):
-        other_rows(f"{named(stage)} gave other rows at {at} than when this state was saved: {words}")
-
-
-def check_replay(stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
-    """As `check_rows`. Called when all of a replay is read: only so far do weights hold with which the state was saved."""
-    check_rows(stage, ours, saved, at)
-    reached()

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from brimful.core.stage import BLOCK_BYTES
 from brimful.plan import random
-from brimful.plan.errors import DataError, finite, settle
+from brimful.plan.errors import DataError, check_count, finite
 from brimful.tables.blocks import Block, visible
 from brimful.tables.origins import where
-from brimful.tables.ragged import column_of, has_offsets, null_in, numpy_of, offsets_in, offsets_of
-from brimful.tables.resize import bytes_in
+from brimful.tables.ragged import bytes_in, column_of, has_offsets, null_in, numpy_of, offsets_in, offsets_of
 
 Side = Literal["train", "valid"]
 
@@ -48,7 +47,7 @@ class Split:
             raise ValueError(f"valid_share must be above 0 and below 1 (got {self.valid_share:g})")
         if self.key is not None and not isinstance(self.key, str):
             raise TypeError(f"key must be the name of a column (got {self.key!r})")
-        settle(self, "seed", None)
+        check_count(self, "seed", None)
 
     def valid(self, block: Block) -> NDArray[np.bool_]:
         """Which rows of a block are for validation: bool (n,). The block has at least one row."""

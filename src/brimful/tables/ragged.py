@@ -6,7 +6,7 @@ No Python runs once a sample here: that would cost 10 to 100 times more.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
@@ -555,3 +555,27 @@ def offsets_in(array: pa.Array) -> NDArray[np.int64]:
     """The offsets of a list, map or text column, int64 (n + 1,)."""
     kind, count = np.dtype(offset_type(array.type) or np.int32), len(array) + 1
     return np.frombuffer(array.buffers()[1], kind, count, array.offset * kind.itemsize).astype(np.int64)
+
+
+def bytes_in(array: pa.Array, width: Callable[[pa.DataType], int] = lambda kind: 8) -> int:
+    """About how many bytes the rows of a column take. It depends on the rows alone: Arrow's own figures (`nbytes`, the size of a
+    message) depend on the memory around them. Two blocks together take as much as apart.
+
+    Args:
+        width: the bytes of a value of a type of fixed width.
+    """
+    if pa.types.is_primitive(array.type):
+        return width(array.type) * len(array)
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if isinstance(array, pa.StructArray):
+        return sum(bytes_in(column, width) for column in array.flatten())
+    if isinstance(array, pa.MapArray):
+        first, last = offsets_in(array)[[0, -1]]
+        return 8 * len(array) + bytes_in(array.keys[first:last], width) + bytes_in(array.items[first:last], width)
+    if pa.types.is_nested(array.type):
+        return 8 * len(array) + bytes_in(array.flatten(), width)
+    if has_offsets(array.type):
+        offsets = offsets_in(array)
+        return 8 * len(array) + int(offsets[-1] - offsets[0])
+    return 8 * len(array)

@@ -137,7 +137,7 @@ def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
         return pa.nulls(len(array), kind)
     if isinstance(kind, pa.FixedShapeTensorType):
         if not isinstance(array.type, pa.FixedShapeTensorType) or array.type.shape != kind.shape:
-            raise pa.ArrowTypeError(f"{named(array.type)} is not {named(kind)}")
+            raise pa.ArrowTypeError(f"{type_name(array.type)} is not {type_name(kind)}")
         return pa.ExtensionArray.from_storage(kind, _checked(array.storage, array.storage.cast(kind.storage_type)))
     if not _alike(array.type, kind):
         raise pa.ArrowTypeError(f"{array.type} is not {kind}")
@@ -173,10 +173,10 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
     return any(any(test(one) for test in tests) and any(test(other) for test in tests) for tests in families)
 
 
-def named(kind: pa.DataType) -> str:
+def type_name(kind: pa.DataType) -> str:
     """A type in words.
 
-    >>> named(pa.fixed_shape_tensor(pa.uint8(), (2, 3))), named(pa.int64())
+    >>> type_name(pa.fixed_shape_tensor(pa.uint8(), (2, 3))), named(pa.int64())
     ('an array of uint8 of shape (2, 3)', 'int64')
     """
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -277,8 +277,8 @@ def united(schemas: Iterable[tuple[int, pa.Schema]], what: str) -> pa.Schema:
     for number, schema in schemas:
         if name := next((field.name for field in schema if _apart(whole, field)), None):
             raise DataError(
-                f"{what}: column {name!r} is {named(schema.field(name).type)} in data set {number} and "
-                f"{named(whole.field(name).type)} in those before it; convert it (map), or rename or drop it in one of them"
+                f"{what}: column {name!r} is {type_name(schema.field(name).type)} in data set {number} and "
+                f"{type_name(whole.field(name).type)} in those before it; convert it (map), or rename or drop it in one of them"
             )
         whole = pa.unify_schemas([whole, schema.remove_metadata()], promote_options="permissive")
     return whole
@@ -405,7 +405,7 @@ def _unfit(name: str, value: Any, kind: pa.DataType, remedy: str) -> str | None:
         return None
     rounded = type(value) is int and pa.types.is_floating(kind)
     here = f"the integer {value}, which it would round," if rounded else _type_of(value)
-    return f"column {name!r} is {named(kind)} by the schema but {here} here; {remedy}"
+    return f"column {name!r} is {type_name(kind)} by the schema but {here} here; {remedy}"
 
 
 def first_misfit(block: pa.RecordBatch, schema: pa.Schema) -> tuple[str, int]:
@@ -455,6 +455,6 @@ def _loses(own: pa.DataType, kind: pa.DataType) -> bool:
 
 def _type_of(value: Any) -> str:
     try:
-        return named(as_column([value]).type)
+        return type_name(as_column([value]).type)
     except UNFIT:
         return f"{type(value).__name__} that no column can hold"

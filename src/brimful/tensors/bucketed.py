@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from brimful.core.ahead import then
-from brimful.core.counters import TALLY, Tally, count
+from brimful.core.counters import COUNTERS, Counters, count
 from brimful.core.own_keys import OWN_KEYS
 from brimful.core.stage import Stage, State, running
 from brimful.core.stats import Made
@@ -169,12 +169,12 @@ class Bucketed(Stage[Any]):
     to_buckets: ToBuckets
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        tally = TALLY.get()
+        tally = COUNTERS.get()
         with running(self.upstream, at) as batches:
             for batch, after in batches:
                 yield then(batch, partial(self._padded, tally)), after
 
-    def _padded(self, tally: Tally | None, batch: Any) -> Any:
+    def _padded(self, tally: Counters | None, batch: Any) -> Any:
         samples, tokens = self._counted(batch)
         padded = self.to_buckets(batch)
         if tally is not None:

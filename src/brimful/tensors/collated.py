@@ -15,9 +15,9 @@ from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.labels import read
 from brimful.batching.window import PlanningWindow
 from brimful.core.ahead import then
-from brimful.core.counters import TALLY, Tally
+from brimful.core.counters import COUNTERS, Counters
 from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, TAKEN
-from brimful.core.stage import Stage, State, described, running, runtime
+from brimful.core.stage import Stage, State, described, not_in_state, running
 from brimful.core.stats import Made
 from brimful.plan.errors import DataError, counted, warn_once
 from brimful.tables.origins import where
@@ -45,10 +45,10 @@ class Collated(Stage[Any]):
 
     upstream: Stage[Batch]
     rules: ColumnRules
-    layout: Layout = runtime()
-    fewer_shapes: str = runtime("")
-    verb: str = runtime("batch")
-    unlabelled: Unlabelled = runtime("keep")
+    layout: Layout = not_in_state()
+    fewer_shapes: str = not_in_state("")
+    verb: str = not_in_state("batch")
+    unlabelled: Unlabelled = not_in_state("keep")
 
     @property
     def collated(self) -> Collated:
@@ -71,7 +71,7 @@ class Collated(Stage[Any]):
         from brimful.tensors.columns import ListColumn, columns_of
         from brimful.tensors.explained import remember
 
-        tally = TALLY.get()
+        tally = COUNTERS.get()
         as_tensors = self.layout.as_tensors
         # With streams the windows at hand come in turn.
         known: WeakKeyDictionary[PlanningWindow, WindowColumns] = WeakKeyDictionary()
@@ -106,7 +106,7 @@ class Collated(Stage[Any]):
             for item, one in items:
                 yield then(item, partial(self._finished, one, tally, remember)), one.after
 
-    def _finished(self, one: Collating, tally: Tally | None, remember: Callable[..., None], item: Any) -> Any:
+    def _finished(self, one: Collating, tally: Counters | None, remember: Callable[..., None], item: Any) -> Any:
         """An item as it is handed on, counted."""
         batch, columns = one.batch, one.columns
         if not isinstance(item, (dict, MutableMapping)) and self.uneven == "pad" and self.num_ranks > 1:

@@ -23,9 +23,9 @@ from brimful.plan.budget import exceeded
 from brimful.plan.errors import DataError, StageError, counted, integer, name_of, one_of
 from brimful.plan.once import once, settings_of
 from brimful.plan.random import generators_of, seeded
+from brimful.rows.parallel import SERIAL, Parallel
 from brimful.tables.blocks import Block, samples
 from brimful.tables.origins import where
-from brimful.tables.parallel import SERIAL, Parallel
 from brimful.tables.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, TOKEN_COLUMNS, loss_labels
 from brimful.tables.texts import why_missing
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 import torch
 
 from brimful.core.ahead import AHEAD, defer, items_ahead, then
-from brimful.core.stage import Stage, State, running, runtime
-from brimful.plan.errors import settle
+from brimful.core.stage import Stage, State, not_in_state, running
+from brimful.plan.errors import check_count
 from brimful.tensors.explained import carry
 from brimful.tensors.structures import mapped, tensors_of
 
@@ -38,14 +38,14 @@ class OnDevice(Stage[Any]):
     verb = ""
 
     upstream: Stage[Any]
-    device: torch.device = runtime()
-    prefetch: int = runtime(2)
-    buffers: StaticBuffers | None = runtime(None)
-    copies: bool = runtime(False)
+    device: torch.device = not_in_state()
+    prefetch: int = not_in_state(2)
+    buffers: StaticBuffers | None = not_in_state(None)
+    copies: bool = not_in_state(False)
     itemwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        settle(self, "prefetch", 0, "batches")
+        check_count(self, "prefetch", 0, "batches")
 
     def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
         """While a CUDA graph is captured no other thread may allocate."""

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from brimful.core.atomic import write_atomically
 from brimful.core.states import check_form
-from brimful.core.whole import write_whole
 from brimful.plan.errors import StateError, logger
 
 FILE: Final = "brimful_state.json"
@@ -23,7 +23,9 @@ TRAINER_FILE: Final = "trainer_state.json"
 def save(folder: str, **values: Any) -> None:
     """Writes the file, all or nothing."""
     assert values.keys() == {*NAMES}
-    write_whole(Path(folder) / FILE, json.dumps({"version": VERSION} | values, indent=1).encode() + b"\n", alone=True)
+    write_atomically(
+        Path(folder) / FILE, json.dumps({"version": VERSION} | values, indent=1).encode() + b"\n", alone=True
+    )
 
 
 def read(folder: str | os.PathLike[str]) -> dict[str, Any]:

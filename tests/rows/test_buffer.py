@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 
 from brimful.core.stage import Stage, State
-from brimful.rows.concat_chunk import ConcatChunk
-from brimful.rows.pack_chunk import PackChunk
-from brimful.tables import resize
+from brimful.rows import buffer
+from brimful.rows.buffer import Rebatch
+from brimful.rows.chunks import ConcatChunk, PackChunk
 from brimful.tables.blocks import Block
-from brimful.tables.resize import Rebatch
 from brimful.testing import assert_exact_resume
 from tests import strategies as draw
 
@@ -29,7 +28,7 @@ class Coalesced(Stage[Block]):
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        yield from resize.coalesced(self.upstream, at)
+        yield from buffer.coalesced(self.upstream, at)
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def test_a_block_without_rows_ends_what_it_follows() -> None:
 
 
 def test_blocks_are_joined_up_to_a_number_of_bytes() -> None:
-    with patch.object(resize, "BLOCK_BYTES", 1_000):
+    with patch.object(buffer, "BLOCK_BYTES", 1_000):
         sizes = found(*[1] * 100)
     assert sum(sizes) == 100
     assert set(sizes[:-1]) == {sizes[0]}
@@ -123,7 +122,7 @@ def test_bytes_are_those_of_the_rows_alone() -> None:
     block = pa.RecordBatch.from_pydict(columns)
     pieces = [block.slice(first, 1) for first in range(32)]
     copies = [piece.take(pa.array([0])) for piece in pieces]
-    with patch.object(resize, "BLOCK_BYTES", 1_000):
+    with patch.object(buffer, "BLOCK_BYTES", 1_000):
         one, other = ([block.num_rows for block in joined(blocks)] for blocks in (pieces, copies))
     assert one == other
     assert 1 < one[0] < 32

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from brimful.index.index import Index, RowSet, RowSpans, label_counts
 from brimful.plan.once import once
+from brimful.rows.columns import Choice
 from brimful.tables.blocks import Block
-from brimful.tables.choice import Choice
 from brimful.tables.ragged import (
     LABELS,
     MASK,

@@ -12,13 +12,13 @@ from brimful.core.background import RUN, Workers, map_ahead
 from brimful.core.processes import DiedError, Remote, UnsentError
 from brimful.core.replay import REPLAY
 from brimful.core.stage import Stage, State
-from brimful.plan.errors import StageError, one_of, settle
+from brimful.plan.errors import StageError, check_count, one_of
 from brimful.plan.once import once
+from brimful.rows.buffer import Rebatch
+from brimful.rows.pace import Pace
 from brimful.tables.blocks import Block, rows_at
 from brimful.tables.origins import where
-from brimful.tables.pace import Pace
 from brimful.tables.ragged import concat
-from brimful.tables.resize import Rebatch
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -59,8 +59,8 @@ class Parallel:
     by_time: bool = True
 
     def __post_init__(self) -> None:
-        settle(self, "max_workers", most=MAX_WORKERS)
-        settle(self, "prefetch_factor", 1, "block", most=MAX_WORKERS)
+        check_count(self, "max_workers", most=MAX_WORKERS)
+        check_count(self, "prefetch_factor", 1, "block", most=MAX_WORKERS)
         one_of("executor_type", self.executor_type, *get_args(ExecutorType))
         if self.executor_type == "process" and not self.max_workers:
             raise ValueError("executor_type='process' needs max_workers, of which there are none")
@@ -187,7 +187,7 @@ def joined(
             blocks = []
 
 
-NOTHING: Final = cast(Stage[Block], None)
+DETACHED: Final = cast(Stage[Block], None)
 """The upstream of a stage that is sent elsewhere to call its function: the chain and its data stay here."""
 
 
@@ -219,7 +219,7 @@ class BlockFunction(Stage[Block]):
         return Rebatch(self.upstream).start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        alone = replace(self, upstream=NOTHING)
+        alone = replace(self, upstream=DETACHED)
         fn = alone.apply if self.parallel.executor_type == "process" else alone.begin
         with closing(self.parallel.calls(fn, self.upstream, at, self.called_as, pace=self._pace)) as calls:
             yield from joined(calls, _done)

@@ -12,7 +12,7 @@ from typing import Final
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_whole(path: Path, content: bytes, *, alone: bool = False) -> None:
+def write_atomically(path: Path, content: bytes, *, alone: bool = False) -> None:
     """Replaces a file at once: after a crash it holds the old content or the new, never a part.
 
     Args:
@@ -26,7 +26,7 @@ def write_whole(path: Path, content: bytes, *, alone: bool = False) -> None:
     try:
         with naming(path):
             part.write_bytes(content)
-            settle(part, path)
+            commit_file(part, path)
     finally:
         part.unlink(missing_ok=True)
 
@@ -49,7 +49,7 @@ def part_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def settle(part: Path, path: Path) -> None:
+def commit_file(part: Path, path: Path) -> None:
     """Gives a file that is complete its name, for good: what this has returned from outlives the machine."""
     _sync(part)
     part.replace(path)

@@ -1,21 +1,20 @@
-"""The rows of a stage in blocks of another size. Small blocks are joined, since each block has a price; long ones are cut."""
+"""The rows of a stage, held, joined and cut anew. Small blocks are joined, since each block has a price; long ones are cut."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final
-
-import pyarrow as pa
+from typing import Any, Final
 
 from brimful.core.counters import Counts, add_counts, apart, with_counts
 from brimful.core.repeat import awaited
-from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
-from brimful.tables.blocks import Block, begins, check_replay, rows_at, visible
-from brimful.tables.checksums import checksums, in_state
-from brimful.tables.pace import Patience
-from brimful.tables.ragged import EMPTY, concat, has_offsets, offsets_in
+from brimful.core.replay import other_rows, reached
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, named
+from brimful.rows.pace import Patience
+from brimful.tables.blocks import Block, begins, rows_at, samples, visible
+from brimful.tables.checksums import checksums, difference, in_state
+from brimful.tables.ragged import EMPTY, bytes_in, concat
 
 COALESCED_ROWS: Final = 32
 """In a block of so many, a row costs a stage a few times as much as in one of 4,096; alone, 10 to 100 times as much. With more
@@ -205,25 +204,52 @@ class Cursor:
         add_counts(counts)
 
 
-def bytes_in(array: pa.Array, width: Callable[[pa.DataType], int] = lambda kind: 8) -> int:
-    """About how many bytes the rows of a column take. It depends on the rows alone: Arrow's own figures (`nbytes`, the size of a
-    message) depend on the memory around them. Two blocks together take as much as apart.
+@dataclass(frozen=True)
+class Unbatch(Stage[Any]):
+    """The rows of each block as dicts, or the user's own objects that they stand for.
+
+    State: [upstream's state before the block, rows of it handed on, if there are any its rows and their checksums].
+    """
+
+    verb = ""
+
+    upstream: Stage[Block]
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0, 0, []]
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        before, done, compared, saved = at
+        originals = self.upstream.originals
+        with awaited(self.upstream, before) as items:
+            for block, after in resumed(self.upstream, items, done, compared, saved):
+                if compared != block.num_rows > 1:
+                    compared, saved = block.num_rows, in_state(checksums(block))
+                rest = block.slice(done)
+                rows = samples(rest) if originals is None else originals.samples(rest)
+                for row, sample in enumerate(rows, start=done + 1):
+                    if row < block.num_rows:
+                        yield sample, [before, row, compared, saved]
+                    else:
+                        yield sample, END if after == END else [after, 0, 0, []]
+                before, done, compared = after, 0, 0
+
+
+def check_rows(stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
+    """Refuses to go on where other rows were read again than those that the state was saved over; logs it where the user allows
+    them.
 
     Args:
-        width: the bytes of a value of a type of fixed width.
+        ours: the checksums of the rows that were read again, by column.
+        saved: those in the state.
+    Raises:
+        StateError: naming the stage, the place, the column and both checksums.
     """
-    if pa.types.is_primitive(array.type):
-        return width(array.type) * len(array)
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if isinstance(array, pa.StructArray):
-        return sum(bytes_in(column, width) for column in array.flatten())
-    if isinstance(array, pa.MapArray):
-        first, last = offsets_in(array)[[0, -1]]
-        return 8 * len(array) + bytes_in(array.keys[first:last], width) + bytes_in(array.items[first:last], width)
-    if pa.types.is_nested(array.type):
-        return 8 * len(array) + bytes_in(array.flatten(), width)
-    if has_offsets(array.type):
-        offsets = offsets_in(array)
-        return 8 * len(array) + int(offsets[-1] - offsets[0])
-    return 8 * len(array)
+    if words := difference(ours, saved):
+        other_rows(f"{named(stage)} gave other rows at {at} than when this state was saved: {words}")
+
+
+def check_replay(stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
+    """As `check_rows`. Called when all of a replay is read: only so far do weights hold with which the state was saved."""
+    check_rows(stage, ours, saved, at)
+    reached()

@@ -12,7 +12,7 @@ import pyarrow as pa
 from brimful.core.stage import SHUFFLES, Stage, chain
 from brimful.tables.blocks import WIDE
 from brimful.tables.ragged import is_list
-from brimful.tables.schema import named
+from brimful.tables.schema import type_name
 
 UNREAD: Final = "not known before rows are read"
 _ERRORS: Final = (ValueError, RuntimeError, OSError)
@@ -107,7 +107,7 @@ def _lacking(stage: Stage[Any]) -> dict[str, str]:
 def _kind(kind: pa.DataType) -> str:
     """A type as samples have it: a store has narrower integers."""
     if not is_list(kind):
-        return named(kind)
+        return type_name(kind)
     inner = _kind(kind.value_type)
     return f"list of {inner if pa.types.is_fixed_size_list(kind) else WIDE.get(inner, inner)}"
 

@@ -13,7 +13,7 @@ from brimful.core.stage import Stage
 from brimful.plan.errors import DataError
 from brimful.tables.blocks import KEY, Block, visible, with_origin
 from brimful.tables.origins import ORIGIN, where
-from brimful.tables.schema import first_misfit, fitted, named, united
+from brimful.tables.schema import first_misfit, fitted, type_name, united
 
 
 def union_of(stages: Sequence[Stage[Block]], what: str) -> pa.Schema:
@@ -54,7 +54,7 @@ def conformed(block: Block, schema: pa.Schema, what: str, number: int) -> Block:
         return with_origin(fitted(rows, schema), block, np.arange(block.num_rows))
     except pa.ArrowException as error:
         name, row = first_misfit(rows, schema)
-        own, common = named(rows.schema.field(name).type), named(schema.field(name).type)
+        own, common = type_name(rows.schema.field(name).type), type_name(schema.field(name).type)
         raise DataError(
             f"{what}: column {name!r} is {own} in data set {number} and {common} with the others, which has no such value: "
             f"{error} ({where(block, row)}); convert it (map), or rename or drop it in one of them"

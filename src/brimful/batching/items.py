@@ -9,7 +9,7 @@ from typing import Any
 
 from brimful.core.ahead import then
 from brimful.core.stage import END, Stage, State, running
-from brimful.plan.errors import StageError, name_of, settle
+from brimful.plan.errors import StageError, check_count, name_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class TakeItems(Stage[Any]):
     n: int
 
     def __post_init__(self) -> None:
-        settle(self, "n", 0, "batches")
+        check_count(self, "n", 0, "batches")
 
     @property
     def limited(self) -> Stage[Any]:

@@ -1,4 +1,4 @@
-"""A user's function on each sample of a source: whether to keep it, asked once."""
+"""Some of the rows, chosen by what is in them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core.counters import OnError
-from brimful.core.progress import watched
-from brimful.core.stage import described, runtime
+from brimful.core.stage import described, not_in_state
+from brimful.core.terminal import watched
+from brimful.index.index import Index
 from brimful.index.indexed import Selected
 from brimful.plan.errors import logger, name_of
-from brimful.tables.blocks import Block, samples, tried
-from brimful.tables.parallel import SERIAL, Parallel
+from brimful.plan.once import once, settings_of
+from brimful.rows.functions import tried
+from brimful.rows.parallel import SERIAL, Parallel
+from brimful.tables.blocks import Block, samples
+from brimful.tables.hashes import Side, Split
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class Filter(Selected):
 
     fn: Callable[..., bool]
     on_error: OnError = "raise"
-    parallel: Parallel = runtime(SERIAL)
-    version: str | None = runtime(None)
+    parallel: Parallel = not_in_state(SERIAL)
+    version: str | None = not_in_state(None)
 
     def chosen_by(self) -> dict[str, Any]:
         return {"fn": described(self.fn), "on_error": self.on_error}
@@ -106,3 +110,41 @@ def _identity(value: Any) -> Any:
         call = type(value).__call__
         return [_identity(list(parts)), _identity(call) if isinstance(call, FunctionType) else None]
     return described(value)
+
+
+@dataclass(frozen=True, eq=False)
+class SplitMask:
+    """Which rows of `base` a split puts on the side for validation: asked once for both sides.
+
+    Price: at the first use, in each process, all rows are read once, of a store with a `key` that column alone; 1 byte a row.
+    """
+
+    base: Index
+    split: Split
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
+
+    @once
+    def valid(self) -> NDArray[np.bool_]:
+        key = self.split.key
+        base = self.base if key is None or not len(self.base) else self.base.only([key])
+        try:
+            found = [*map(self.split.valid, base.blocks())]
+        except KeyError:  # there is no such column: with all of them the error says which there are
+            found = [*map(self.split.valid, self.base.blocks())]
+        return np.concatenate([np.zeros(0, dtype=bool), *found])
+
+
+@dataclass(frozen=True)
+class TrainValidSplit(Selected):
+    """The samples of a source on one side of a split, in the order, or shuffle, of that source."""
+
+    mask: SplitMask
+    side: Side
+
+    def chosen_by(self) -> dict[str, Any]:
+        return {**vars(self.mask.split), "side": self.side}
+
+    def kept(self) -> NDArray[np.bool_]:
+        return self.mask.valid if self.side == "valid" else ~self.mask.valid

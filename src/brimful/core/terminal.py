@@ -1,13 +1,37 @@
-"""Shows on a terminal how work goes on."""
+"""What brimful says while it works: a log where the program or the user has it go, and a bar on a terminal."""
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import Final, TypeAlias, TypeVar
+
+LOG_VARIABLE: Final = "BRIMFUL_LOG_LEVEL"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+
+
+def set_up_log() -> None:
+    """Writes the logger `brimful` to standard error from the level on that BRIMFUL_LOG_LEVEL names, if it names one.
+
+    Lines look like `[2026-01-31 12:00:00,000 - DEBUG] original length: 179, bucket length: 192, padding length: 13`.
+    """
+    level = os.environ.get(LOG_VARIABLE, "").strip().lower()
+    if not level:
+        return
+    logger = logging.getLogger("brimful")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("[%(asctime)s - %(levelname)s] %(message)s"))
+    logger.addHandler(handler)
+    if level in LOG_LEVELS:
+        logger.setLevel(level.upper())
+    else:
+        logger.warning("%s must be one of %s (got %r)", LOG_VARIABLE, ", ".join(LOG_LEVELS), level)
+
 
 T = TypeVar("T")
 

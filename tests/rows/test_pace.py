@@ -15,8 +15,8 @@ import pytest
 import brimful as bf
 from brimful.batching.windows import Buffered
 from brimful.core.stage import Stage, running
-from brimful.rows.interleave import Interleave
-from brimful.tables import pace
+from brimful.rows import pace
+from brimful.rows.mixing import Interleave
 from brimful.tables.blocks import Block
 from tests import strategies as draw
 from tests.samples import all_stages

@@ -1,4 +1,4 @@
-"""Several data sets mixed in fixed proportions."""
+"""Several data sets as one: mixed, one after another, or side by side."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from brimful.core.counters import Counts, add_counts, apart
 from brimful.core.repeat import Waiting, reached
 from brimful.core.replay import REPLAY
-from brimful.core.stage import BLOCK_ROWS, END, Stage, State, described, runtime
+from brimful.core.stage import BLOCK_ROWS, END, Stage, State, described, not_in_state, refuse_streams, running
 from brimful.plan.errors import StateError
 from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
 from brimful.plan.schedule import Schedule, Segment, check, owed_after, segments_of
-from brimful.tables.blocks import Block
+from brimful.rows.buffer import Cursor
+from brimful.rows.functions import Typed
+from brimful.tables.blocks import Block, visible
+from brimful.tables.combine import beside, conformed, require_distinct, unequal, union_of
 from brimful.tables.ragged import EMPTY, array_of, concat, token_counts
-from brimful.tables.resize import Cursor
 from brimful.tables.schema import as_text, from_text
-from brimful.tables.several import conformed, union_of
-from brimful.tables.typed import Typed
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Interleave(Typed):
     weights: tuple[float, ...] | Schedule
     stop: Stop
     length_column: str | None = None
-    saved_weights: tuple[float, ...] | Schedule | None = runtime(None)
+    saved_weights: tuple[float, ...] | Schedule | None = not_in_state(None)
     """Those with which a state was saved, where others are to follow."""
 
     def __post_init__(self) -> None:
@@ -368,3 +368,113 @@ def _serve(sources: list[_Source], column: str | None, schema: pa.Schema, left: 
     places = np.empty(len(owners), dtype=np.int64)
     places[np.argsort(owners, kind="stable")] = np.arange(len(owners))
     return block.take(array_of(places))
+
+
+@dataclass(frozen=True)
+class Concat(Typed):
+    """All rows of the first, then all of the second, and so on, in the columns of all of them.
+
+    State: [epoch, which one, its state, the types as text].
+    """
+
+    verb = "concat_datasets"
+    flat: ClassVar[bool] = True
+    fills_nulls: ClassVar[bool] = True
+
+    upstreams: tuple[Stage[Block], ...]
+
+    def start(self, epoch: int) -> State:
+        return [epoch, 0, self.upstreams[0].start(epoch), ""]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        epoch, number, before, text = at
+        schema = from_text(text) if text else self.schema
+        text = text or as_text(schema)
+        for which in range(number, len(self.upstreams)):
+            if which > number:
+                before = self.upstreams[which].start(epoch)
+            with running(self.upstreams[which], before) as items:
+                for block, after in items:
+                    out = conformed(block, schema, self.verb, which) if block.num_rows else block
+                    if after != END:
+                        yield out, [epoch, which, after, text]
+                    elif which + 1 < len(self.upstreams):
+                        yield out, [epoch, which + 1, self.upstreams[which + 1].start(epoch), text]
+                    else:
+                        yield out, END
+
+    def first_types(self) -> pa.Schema:
+        return union_of(self.upstreams, "concat_datasets")
+
+
+COUNTED: Final = 1_000_000
+"""Rows that are read beyond the end of the shortest, to say how many the others have."""
+
+
+@dataclass(frozen=True)
+class Zip(Stage[Block]):
+    """Row i has the columns of row i of each; all must have equally many, which is known when the first of them ends.
+
+    State: [rows handed on, [state before its block, rows of the block taken, the block's rows and their checksums] of each].
+    """
+
+    verb = "zip_datasets"
+
+    upstreams: tuple[Stage[Block], ...]
+
+    def __post_init__(self) -> None:
+        for upstream in self.upstreams:
+            refuse_streams(upstream, "zip_datasets", "pairs")
+
+    def start(self, epoch: int) -> State:
+        return [0, [[upstream.start(epoch), 0, 0, []] for upstream in self.upstreams]]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        done, states = at
+        with ExitStack() as stack:
+            own = (Cursor(upstream, *state) for upstream, state in zip(self.upstreams, states, strict=True))
+            cursors = [stack.enter_context(closing(cursor)) for cursor in own]
+            rows = self._at_hand(cursors, done)
+            if not rows:
+                yield EMPTY, END
+            while rows:
+                require_distinct([visible(cursor.rest).schema for cursor in cursors])
+                block = beside([cursor.take(rows) for cursor in cursors])
+                done += rows
+                state = [done, [cursor.state for cursor in cursors]]
+                failure: Exception | None = None
+                left_out: Counts = {}
+                try:
+                    rows, left_out = apart(self._at_hand, cursors, done)
+                except Exception as error:  # raised once the rows before it are out
+                    failure = error
+                if not rows:  # nothing will be asked for after the last block
+                    add_counts(left_out)
+                yield block, state if rows or failure else END
+                if rows:
+                    add_counts(left_out)
+                if failure is not None:
+                    raise failure
+
+    def _at_hand(self, cursors: Sequence[Cursor], done: int) -> int:
+        """How many rows all of them have at hand; 0 where all have ended.
+
+        Raises:
+            DataError: one has ended and another has not.
+        """
+        rows = [cursor.fill() for cursor in cursors]
+        if 0 in rows and any(rows):
+            ended, longer = rows.index(0), next(number for number, count in enumerate(rows) if count)
+            raise unequal(ended, f"{done:,} rows", longer, _counted(cursors[longer], done))
+        return min(BLOCK_ROWS, *rows)
+
+
+def _counted(cursor: Cursor, done: int) -> str:
+    """How many rows a data set has, of which some are done, as far as that is soon known."""
+    count = done
+    while rows := cursor.fill():
+        count += rows
+        cursor.take(rows)
+        if count - done > COUNTED:
+            return f"more than {count:,} rows"
+    return f"{count:,} rows"

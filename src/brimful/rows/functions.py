@@ -1,33 +1,92 @@
-"""Stages whose rows have one schema from the first to the last, above all those that call a user's function."""
+"""Stages that call a function of the user's. All their rows have one schema, from the first to the last."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence, Sized
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from math import isfinite
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.counters import TALLY, Counts, OnError, Tally, add_counts, apart, skipped
+from brimful.core.background import STOPPING, Stopped
+from brimful.core.counters import COUNTERS, Counters, Counts, OnError, add_counts, apart, skipped
 from brimful.core.repeat import Waiting
 from brimful.core.replay import REPLAY
-from brimful.core.stage import END, Stage, State, runtime
+from brimful.core.stage import END, Stage, State, not_in_state, refuse_streams
+from brimful.plan import random
 from brimful.plan.errors import StageError, name_of
 from brimful.plan.once import once
-from brimful.tables.blocks import Block, as_dict, tried, with_origin
+from brimful.rows.buffer import Rebatch
+from brimful.rows.pace import Pace
+from brimful.rows.parallel import DETACHED, SERIAL, BlockFunction, CallResult, Parallel, joined
+from brimful.tables.blocks import KEY, Block, as_dict, samples, visible, with_origin
 from brimful.tables.origins import where
-from brimful.tables.pace import Pace
-from brimful.tables.parallel import NOTHING, SERIAL, CallResult, Parallel, joined
-from brimful.tables.ragged import EMPTY
-from brimful.tables.resize import Rebatch
-from brimful.tables.schema import FIRST_ROWS, OF_RESULTS, SAMPLE_ROWS, as_text, fitting, from_text, misfit, types_of
+from brimful.tables.plain import without_extensions
+from brimful.tables.ragged import EMPTY, column_of
+from brimful.tables.schema import (
+    FIRST_ROWS,
+    OF_RESULTS,
+    SAMPLE_ROWS,
+    as_text,
+    complete,
+    first_misfit,
+    fitted,
+    fitting,
+    from_text,
+    misfit,
+    settled,
+    type_name,
+    types_of,
+)
+
+
+def call(stage: str, fn: Callable[..., Any], block: Block) -> Iterator[Any]:
+    """`fn(sample)` for each row of a block.
+
+    Raises:
+        StageError: what `fn` raised, with the row's place.
+    """
+    return (result for _, result in tried(stage, fn, block, False, "raise"))
+
+
+def tried(
+    stage: str,
+    fn: Callable[..., Any],
+    block: Block,
+    seeded: bool,
+    on_error: OnError,
+    convert: Callable[[Any], Any] = lambda result: result,
+    rows: Callable[[Block], Iterable[Any]] = samples,
+) -> Iterator[tuple[int, Any]]:
+    """(row, `convert(fn(sample))`) for each row of a block. A seeded function is called as `fn(sample, rng)`, with a generator
+    from the row's key. `rows` makes the samples. Where the function raises, `on_error` decides: an error,
+    or the row is left out and counted.
+
+    Raises:
+        StageError: what `fn` raised, with the row's place.
+    """
+    keys = column_of(block, KEY).to_pylist() if seeded else ()
+    stopping = STOPPING.get()
+    for row, sample in enumerate(rows(block)):
+        if stopping:
+            raise Stopped
+        try:
+            result = convert(fn(sample, random.generator(keys[row])) if seeded else fn(sample))
+        except Exception as error:
+            message = f"{stage}({name_of(fn)}) failed at {where(block, row)}: {type(error).__name__}: {error}"
+            if on_error == "raise":
+                raise StageError(message) from error
+            skipped(StageError(message))
+            continue
+        yield row, result
 
 
 class Results(Sized, Protocol):
@@ -55,7 +114,7 @@ class Typed(Stage[Block]):
         if self.types is not None:
             return self.types()
         context = copy_context()
-        context.run(TALLY.set, Tally())
+        context.run(COUNTERS.set, Counters())
         context.run(REPLAY.set, None)
         return context.run(self.first_types)
 
@@ -226,7 +285,7 @@ class ByBlock(TypedFunction[Made]):
     def calls(
         self, at: State, schema: Callable[[], pa.Schema | None]
     ) -> Generator[CallResult[Made | Fitted], None, None]:
-        alone = replace(self, upstream=NOTHING, types=None)
+        alone = replace(self, upstream=DETACHED, types=None)
         return self.parallel.calls(alone.made, self._read, at, self.called_as, lambda: (schema(),), self._pace)
 
     def made(self, block: Block, schema: pa.Schema | None) -> Made | Fitted:
@@ -266,7 +325,7 @@ class SampleFunction(ByBlock[SampleResults]):
     by_row = True
 
     fn: Callable[..., Any]
-    seeded: bool = runtime()
+    seeded: bool = not_in_state()
     on_error: OnError = "raise"
 
     @abstractmethod
@@ -340,3 +399,171 @@ def _failed(called: str, block: Block, row: int, message: str) -> StageError:
 
 def _is_sample(result: Any) -> bool:
     return isinstance(result, dict) and all(isinstance(name, str) for name in result)
+
+
+@dataclass(frozen=True)
+class Map(SampleFunction):
+    """`fn(sample)` in place of each sample."""
+
+    def samples_of(self, result: Any) -> list[Any]:
+        return [result]
+
+
+@dataclass(frozen=True)
+class FilterMap(SampleFunction):
+    """`fn(sample)` in place of each sample, where it is not None."""
+
+    def samples_of(self, result: Any) -> list[Any]:
+        return [] if result is None else [result]
+
+
+@dataclass(frozen=True)
+class FlatMap(SampleFunction):
+    """The samples of `fn(sample)`, one sample's after another's."""
+
+    makes_long_blocks = True
+
+    def samples_of(self, result: Any) -> list[Any]:
+        return list(result)
+
+
+@dataclass(frozen=True)
+class Filter(BlockFunction):
+    """The samples for which `fn(sample)` is true."""
+
+    fn: Callable[..., bool]
+    seeded: bool = not_in_state()
+    on_error: OnError = "raise"
+
+    @property
+    def called_as(self) -> str:
+        return f"filter({name_of(self.fn)})"
+
+    def apply(self, block: Block) -> Block:
+        kept = [row for row, keep in tried("filter", self.fn, block, self.seeded, self.on_error, bool) if keep]
+        block = block.drop_columns([KEY]) if self.seeded else block
+        return block if len(kept) == block.num_rows else block.take(pa.array(kept, pa.int64()))
+
+
+@dataclass(frozen=True)
+class MapBlocks(ByBlock[Block]):
+    """`fn(block)` in place of each block of rows; where it keeps the number of rows, they keep their origin."""
+
+    makes_long_blocks = True
+    itemwise = True
+
+    fn: Callable[[Block], Block]
+
+    def block_of(self, block: Block, given: Block, schema: pa.Schema) -> Block:
+        out = given
+        if not out.num_rows:
+            return EMPTY
+        if unknown := [name for name in out.schema.names if name not in schema.names]:
+            raise self._error(
+                block, f"it returned a column {unknown[0]!r} that its first rows have not; return it always"
+            )
+        try:
+            out = fitted(out, schema)
+        except pa.ArrowException:
+            name, _ = first_misfit(out, schema)
+            wanted, found = (type_name(one.field(name).type) for one in (schema, out.schema))
+            raise self._error(
+                block, f"column {name!r} is {wanted} in its first rows but {found} here; return one type always"
+            ) from None
+        return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
+
+    def types_of(self, given: Sequence[Block]) -> tuple[pa.Schema, bool]:
+        blocks, schema = list(filter(len, given)), pa.schema([])
+        with suppress(pa.ArrowException):  # what goes with none before it is found when it is held against these
+            for block in blocks:
+                schema = pa.unify_schemas([schema, block.schema.remove_metadata()], promote_options="permissive")
+        return settled(schema), complete(schema, (block.schema.names for block in blocks))
+
+    def call(self, block: Block) -> Block:
+        try:
+            out = self.fn(visible(block))
+        except Exception as error:
+            raise self._error(block, f"{type(error).__name__}: {error}") from error
+        if not isinstance(out, pa.RecordBatch):
+            raise StageError(f"{self.called_as} must return a pyarrow.RecordBatch (got {type(out).__name__})")
+        return without_extensions(out)
+
+    @property
+    def called_as(self) -> str:
+        return f"map_blocks({name_of(self.fn)})"
+
+    def _error(self, block: Block, message: str) -> StageError:
+        return StageError(f"{self.called_as} failed in the block from {where(block, 0)} on: {message}")
+
+
+@dataclass(frozen=True)
+class Scan(TypedFunction[SampleResults]):
+    """`fn(carry, sample)` gives (carry, sample): the sample takes the place of that one, the carry goes to the next call.
+
+    The carry is plain JSON, copied after each call and for each state: what a function does to it changes neither.
+
+    State: [[upstream's state, the carry], the types as text].
+    """
+
+    fn: Callable[[Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
+    initial: Any
+
+    def __post_init__(self) -> None:
+        refuse_streams(self.upstream, "scan", "follows")
+        try:
+            object.__setattr__(self, "initial", _plain(self.initial, "initial"))
+        except _NotPlainError as error:
+            raise TypeError(f"scan carries plain JSON from row to row: {error}") from None
+
+    def begin(self, epoch: int) -> State:
+        return [Rebatch(self.upstream).start(epoch), self.initial]
+
+    def calls(
+        self, at: State, schema: Callable[[], pa.Schema | None]
+    ) -> Generator[CallResult[SampleResults | Fitted], None, None]:
+        before, carry = at[0], _plain(at[1], "carry")
+        with closing(Rebatch(self.upstream).items(before)) as items:
+            for block, after in items:
+                given = []
+                for row, sample in enumerate(samples(block)):
+                    carry, made = self._called(block, row, carry, sample)
+                    given.append(as_dict(made))
+                results = SampleResults(given, np.arange(len(given))) if given else None
+                yield CallResult(block, results, True, END if after == END else [after, _plain(carry, "carry")])
+
+    def types_of(self, given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
+        return types_of_results(given)
+
+    def block_of(self, block: Block, given: SampleResults, schema: pa.Schema) -> Block:
+        return block_of_results(f"scan({name_of(self.fn)})", block, given, schema, "raise")
+
+    def _called(self, block: Block, row: int, carry: Any, sample: dict[str, Any]) -> tuple[Any, Any]:
+        try:
+            pair = self.fn(carry, sample)
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise _NotPlainError(f"it must return (carry, sample) (got {type(pair).__name__})")
+            return _plain(pair[0], "carry"), pair[1]
+        except Exception as error:
+            words = str(error) if isinstance(error, _NotPlainError) else f"{type(error).__name__}: {error}"
+            raise StageError(f"scan({name_of(self.fn)}) failed at {where(block, row)}: {words}") from error
+
+
+class _NotPlainError(Exception):
+    """A value that a state could not hold, or would not give back as it was."""
+
+
+def _plain(value: Any, name: str) -> Any:
+    """A copy of plain JSON, which is the same once it was written down and read again."""
+    kind = type(value)
+    if value is None or kind in (bool, int, str) or (kind is float and isfinite(value)):
+        return value
+    if kind is list:
+        return [_plain(inner, f"{name}[{number}]") for number, inner in enumerate(value)]
+    if kind is dict:
+        if odd := [key for key in value if type(key) is not str]:
+            raise _NotPlainError(f"the keys of {name} must be strings (got {odd[0]!r})")
+        return {key: _plain(inner, f"{name}[{key!r}]") for key, inner in value.items()}
+    what = str(value) if kind is float else f"a {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " ")
+    raise _NotPlainError(
+        f"{name} must be plain JSON: None, bool, int, finite float, str, or lists and dicts of these (got {what}); convert it"
+    )

@@ -1,0 +1,190 @@
+"""Stages that go by how many rows came before."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.core.repeat import awaited, passed, passing
+from brimful.core.stage import END, Stage, State, place, refuse_streams, running
+from brimful.plan import random
+from brimful.plan.errors import check_count, integer
+from brimful.tables.blocks import KEY, Block
+from brimful.tables.ragged import array_of, with_column
+
+
+@dataclass(frozen=True)
+class Take(Stage[Block]):
+    """The first `n` rows. State: [upstream's state, rows taken]."""
+
+    carries = False
+
+    upstream: Stage[Block]
+    n: int
+
+    def __post_init__(self) -> None:
+        refuse_streams(self.upstream, "take")
+        check_count(self, "n", 0, "samples")
+
+    @property
+    def endless(self) -> bool:
+        return False
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0] if self.n else END
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, taken = at
+        with running(self.upstream, before) as items:
+            for block, after in items:
+                block = block.slice(0, self.n - taken)
+                taken += block.num_rows
+                yield block, END if taken == self.n or after == END else [after, taken]
+                if taken == self.n:
+                    return
+
+
+@dataclass(frozen=True)
+class Skip(Stage[Block]):
+    """The rows after the first `n`, which are read and left out.
+
+    State: [upstream's state, rows still to skip]. Until the first row comes out, it is kept from those who count the epochs that
+    repeating data have come to (`passing`): these go by, and are no empty ones.
+    """
+
+    carries = False
+
+    upstream: Stage[Block]
+    n: int
+
+    def __post_init__(self) -> None:
+        refuse_streams(self.upstream, "skip")
+        check_count(self, "n", 0, "samples")
+
+    def start(self, epoch: int) -> State:
+        return passing([self.upstream.start(epoch), self.n])
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, left = passed(at)
+        with awaited(self.upstream, before) as items:
+            for block, after in items:
+                rest = block.slice(left)
+                left -= block.num_rows - rest.num_rows
+                state = END if after == END else [after, left]
+                yield rest, passing(state) if left else state
+
+
+@dataclass(frozen=True)
+class Stride(Stage[Block]):
+    """Row i where i mod `interval` == `offset`.
+
+    State: [upstream's state, i of the next row mod `interval`]. After blocks of which no row is kept, it is kept from those who
+    count the epochs that repeating data have come to (`passing`): these go by, and are no empty ones.
+    """
+
+    carries = False
+
+    upstream: Stage[Block]
+    interval: int
+    offset: int
+
+    def __post_init__(self) -> None:
+        refuse_streams(self.upstream, "stride")
+        interval, offset = checked(self.interval, self.offset)
+        object.__setattr__(self, "interval", interval)
+        object.__setattr__(self, "offset", offset)
+
+    def start(self, epoch: int) -> State:
+        return passing([self.upstream.start(epoch), 0])
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, phase = passed(at)
+        with awaited(self.upstream, before) as items:
+            for block, after in items:
+                rows = np.arange((self.offset - phase) % self.interval, block.num_rows, self.interval)
+                phase = (phase + block.num_rows) % self.interval
+                state = END if after == END else [after, phase]
+                yield block.take(array_of(rows)) if block.num_rows else block, state if len(rows) else passing(state)
+
+
+def checked(interval: int, offset: int) -> tuple[int, int]:
+    """The settings of `stride`, as ints of Python's.
+
+    Raises:
+        ValueError: no sample has this offset.
+    """
+    interval, offset = integer("interval", interval, 1), integer("offset", offset, None)
+    if not 0 <= offset < interval:
+        raise ValueError(f"offset must be at least 0 and below interval={interval:,} (got {offset:,})")
+    return interval, offset
+
+
+@dataclass(frozen=True)
+class Enumerate(Stage[Block]):
+    """Adds a count from 0. State: [upstream's state, rows counted]."""
+
+    carries = False
+
+    upstream: Stage[Block]
+    count_column: str
+
+    def __post_init__(self) -> None:
+        refuse_streams(self.upstream, "enumerate")
+
+    def known_columns(self) -> pa.Schema | None:
+        below = self.upstream.known_columns()
+        if below is None:
+            return None
+        return pa.schema([*(one for one in below if one.name != self.count_column), (self.count_column, pa.int64())])
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, number = at
+        with running(self.upstream, before) as items:
+            for block, after in items:
+                numbers = np.arange(number, number + block.num_rows, dtype=np.int64)
+                number += block.num_rows
+                if block.num_rows:
+                    block = with_column(block, self.count_column, array_of(numbers))
+                yield block, END if after == END else [after, number]
+
+
+@dataclass(frozen=True)
+class RowKeys(Stage[Block]):
+    """Adds a hidden column of random 64-bit keys. State: [epoch, upstream's state, the next row's number]."""
+
+    verb = ""
+    itemwise = True
+    draws = True
+
+    upstream: Stage[Block]
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_count(self, "seed", None)
+
+    @property
+    def streamed_by(self) -> str:
+        return self.upstream.streamed_by or "seed"
+
+    def stream(self, number: int, count: int) -> RowKeys:
+        return RowKeys(self.upstream.stream(number, count), random.key(self.seed, number))
+
+    def start(self, epoch: int) -> State:
+        return [epoch, self.upstream.start(epoch), 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        epoch, before, number = at
+        key = random.key(self.seed, place(self), epoch)
+        with running(self.upstream, before) as items:
+            for block, after in items:
+                if block.num_rows:
+                    keys = random.hashes(key, block.num_rows, first=number)
+                    block = with_column(block, KEY, array_of(keys))
+                number += block.num_rows
+                yield block, END if after == END else [epoch, after, number]
