@@ -15,7 +15,7 @@ from tests.shards import write
 def all_stages(stage: Stage[Any]) -> Iterator[Stage[Any]]:
     """A stage, and those that it reads through, from itself down."""
     yield stage
-    for below in stage.below:
+    for below in stage.inputs:
         yield from all_stages(below)
 
 

@@ -42,6 +42,7 @@ from brimful.batching.sharded import Sharded
 from brimful.batching.shuffle import Shuffle
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.ahead import Ahead
+from brimful.core.facts import facts_of
 from brimful.core.repeat import Repeat
 from brimful.core.stage import END, Stage, State, running
 from brimful.encoding.encoders import chat_encoder_for, encoder_for
@@ -830,7 +831,7 @@ TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
 }  # batches to what is trained on
 SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Unbatch: on(Unbatch)}  # rows to dicts
 STREAMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
-    RoundRobin: st.just(lambda upstream: RoundRobin(upstream, upstream.streams))
+    RoundRobin: st.just(lambda upstream: RoundRobin(upstream, facts_of(upstream).streams))
 }  # streams of anything to one
 ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to anything
     Ahead: on(Ahead, depth=few, name="test"),

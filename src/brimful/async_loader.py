@@ -15,8 +15,9 @@ import torch
 from brimful.core.above import GUARD
 from brimful.core.ahead import HANDED_ON
 from brimful.core.consumed import Consumed, Snapshot, snapshot_of
+from brimful.core.facts import Facts, facts_of, following
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stage import Stage, State, not_in_state
+from brimful.core.stage import Stage, State, not_in_state, with_inputs
 from brimful.core.stats import Stats
 from brimful.loader import Loader, LoaderIterator
 from brimful.plan import uniform_buckets
@@ -137,7 +138,7 @@ class AsyncLoader:
     def _loop(self) -> Generator[Any, None, None]:
         if isinstance(self.loader, Loader | AsyncLoader):
             GUARD.loop_here().check_loader(self, followed=self._consumed.followed)
-        if self._stage.static_buffers:
+        if facts_of(self._stage).static_buffers:
             GUARD.loop_here().check_buffers()
         if (place := self._consumed.left_at) is not None:
             self._go_back(place)
@@ -187,7 +188,7 @@ class AsyncLoader:
         return batches
 
     def _around(self, loaded: Loaded) -> OnDevice:
-        return self._stage.over(self._stage.below[0].over(loaded))
+        return with_inputs(self._stage, with_inputs(self._stage.inputs[0], loaded))
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # a TypeError that names it where it has none
@@ -360,9 +361,8 @@ class Loaded(Stage[Any]):
     begun: Iterator[Any] | None = not_in_state(None)
     ended: list[None] | None = not_in_state(None)
 
-    @property
-    def static_buffers(self) -> bool:
-        return self.passes_on and has_static_buffers(self.loader)
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, static_buffers=self.passes_on and has_static_buffers(self.loader))
 
     def start(self, epoch: int) -> State:
         try:
@@ -426,4 +426,4 @@ def micro_batches_of(loader: Any) -> int | None:
 def has_static_buffers(loader: Any) -> bool:
     """Whether batches of a loader of ours, or Batches, come in tensors that later ones come in too."""
     stage: Stage[Any] = loader._stage if isinstance(loader, AsyncLoader) else getattr(loader, "batches", loader).stage
-    return stage.static_buffers
+    return facts_of(stage).static_buffers

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Typ
 
 from brimful.batching.batch import Batch, Uneven
 from brimful.batching.batched import Batched, Narrowed, ShuffleBatches, check_shuffle
+from brimful.batching.chains import sharded
 from brimful.batching.distributed import check_group, world_size_here
+from brimful.batching.facts import batch_facts, collated_of, planned_prefix
 from brimful.batching.items import EnumerateItems, MapItems, TakeItems
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.planners import BatchPlanner
@@ -18,6 +20,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
+from brimful.core.facts import facts_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
 from brimful.core.stage import Stage, check_depth, running
@@ -28,7 +31,7 @@ from brimful.plan.errors import check_bool, check_mapping, function, integer, na
 from brimful.plan.once import once, settings_of
 from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.tables.blocks import Block, Sample
-from brimful.tables.describe import as_html, as_text, facts
+from brimful.tables.describe import as_html, as_text, described_chain
 from brimful.tables.ragged import is_labels
 from brimful.tables.texts import TokenizedText
 from brimful.tensors.collated import Collated, Unlabelled
@@ -95,7 +98,7 @@ class Batches:
                 ".shard(0, 1) if this is meant",
                 world_size,
             )
-        if self.stage.static_buffers:
+        if facts_of(self.stage).static_buffers:
             GUARD.loop_here().check_buffers()
         with told(self.stage):
             return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
@@ -194,7 +197,7 @@ class Batches:
         check_group(process_group, mesh)
         ranks = process_group if mesh is None else mesh
         how = {"rank": rank, "world_size": world_size, "process_group": ranks, "uneven": uneven}
-        return replace(self, stage=self.stage.sharded(**how, timeout_seconds=timeout_seconds))
+        return replace(self, stage=sharded(self.stage, **how, timeout_seconds=timeout_seconds))
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch as integers: sample numbers and padded lengths. After `take(n)` there are at most n.
@@ -205,7 +208,7 @@ class Batches:
         >>> [(plan.numbers.tolist(), plan.padded_length) for plan in batches.plans()]
         [([0, 1], 2), ([2], 1)]
         """
-        stage = self.stage.limited
+        stage = planned_prefix(self.stage)
         with running(stage, stage.start(integer("epoch", epoch))) as batches:
             for batch, _ in batches:
                 yield batch
@@ -242,8 +245,10 @@ class Batches:
 
     @property
     def _facts(self) -> dict[str, str]:
-        found = facts(self.stage, self.stage.planned, self.repeats, vars(self).get("_length"))
-        return found if self.stage.collated.layout.as_tensors else found | {"columns": "made by collate_fn"}
+        known = batch_facts(self.stage)
+        length = vars(self).get("_length")
+        found = described_chain(self.stage, known.planned, self.repeats, known.planned_by, length)
+        return found if collated_of(self.stage).layout.as_tensors else found | {"columns": "made by collate_fn"}
 
     @property
     def streams(self) -> int | None:
@@ -253,7 +258,7 @@ class Batches:
         >>> bf.from_files("corpus/*.jsonl", streams=8).batch(4).streams
         8
         """
-        return self.stage.streams
+        return facts_of(self.stage).streams
 
     @property
     def micro_batches(self) -> int | None:
@@ -264,7 +269,7 @@ class Batches:
         >>> batches.micro_batches, [(batch["input_ids"].tolist(), batch["ends_step"]) for batch in batches]
         (2, [([[1]], False), ([[2]], True), ([[3]], False), ([[4]], True)])
         """
-        return self.stage.micro_batches
+        return batch_facts(self.stage).micro_batches
 
     @property
     def sharded(self) -> bool:
@@ -275,11 +280,11 @@ class Batches:
         >>> batches.sharded, batches.shard(0, 2).sharded
         (False, True)
         """
-        return self.stage.is_sharded
+        return batch_facts(self.stage).is_sharded
 
     @once
     def _length(self) -> int:
-        length = self._endless.num_items()
+        length = facts_of(self._endless).num_items(None)
         if length is None:
             raise TypeError(
                 f"the number of batches is not known: {self._unknown} "
@@ -371,14 +376,14 @@ class Batches:
 
     def _unpadded(self) -> Batches:
         """Batches whose lists are padded by what comes next."""
-        collated = self.stage.collated
+        collated = collated_of(self.stage)
         layout = collated.layout.unpadded()
         if layout is None or self.stage is not collated:
             raise ValueError(
                 "pad_on_device needs brimful's own padded batches. Leave out collate_fn, other layouts and pack, and call map, "
                 "take, enumerate and prefetch after to_device"
             )
-        return replace(self, stage=replace(self.stage.collated, layout=layout))
+        return replace(self, stage=replace(collated_of(self.stage), layout=layout))
 
     def shapes(self, epoch: int = 0) -> dict[tuple[int, ...], int]:
         """Counts the shapes (rows, tokens) of an epoch's batches, the most frequent first. A compiler sees each of
@@ -396,13 +401,13 @@ class Batches:
         >>> samples.batch_by_tokens(16, buckets=[4, 8]).shapes()
         {(2, 8): 2, (1, 4): 1}
         """
-        if self.stage.endless:
+        if not facts_of(self.stage).ends():
             raise TypeError(
                 "the shapes of these batches cannot be counted: a mixture of repeating data has no epochs. Call take(n) first"
             )
-        collated = self.stage.collated
+        collated = collated_of(self.stage)
         if not collated.layout.as_tensors:
-            static = not collated.rules.packs and self.stage.planned.shapes() is not None
+            static = not collated.rules.packs and batch_facts(self.stage).shapes() is not None
             pad = static or collated.fewer_shapes
             warn_once(
                 "shapes() counts the shapes as they are planned, and does not see what collate_fn makes of the samples%s%s. "
@@ -438,14 +443,14 @@ class Batches:
         """
         from brimful.tensors.explained import explained
 
-        column = self.stage.collated.rules.length_columns[0]
-        made = self.stage.planned.tokenizers().get(column, ())
+        column = collated_of(self.stage).rules.length_columns[0]
+        made = facts_of(self.stage).tokenizers().get(column, ())
         return explained(batch, column, lambda tokens: made[0].text(tokens) if len(made) == 1 else None)
 
     @property
     def _unknown(self) -> str:
         """Why the number of batches is not known, in words."""
-        by = self.stage.planned.streamed_by
+        by = facts_of(batch_facts(self.stage).planned).streamed_by
         if not by:
             return "the data set repeats without end"
         return f"the data set is streamed (by {by}); to_store(path) or cache() makes it known"
@@ -504,6 +509,7 @@ def batches_of(
 ) -> Batches:
     """Rows to batches: windows of them, each planned, each batch collated. `in_turn`: batches in arrival order wait for no
     window."""
+    data = facts_of(stage)
     check_bool("keep_text", form.keep_text)
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
     parts = 1 if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
@@ -517,29 +523,29 @@ def batches_of(
                 "leave balance_cost out"
             )
     shuffle = False if planner.in_order else shuffle
-    if shuffle is True and (parts > 1 or (order.balance_cost is not None and stage.streams is not None)):
+    if shuffle is True and (parts > 1 or (order.balance_cost is not None and data.streams is not None)):
         shuffle = "stratified"
     said = columns.pad_values if form.pad_side and isinstance(columns.pad_values, Mapping) else ()
-    known = paddings({name: made for name, made in stage.tokenizers().items() if name not in said})
-    texts = stage.texts()
+    known = paddings({name: made for name, made in data.tokenizers().items() if name not in said})
+    texts = data.texts()
     rules = replace(_rules(known, columns, planner.packs), left_out=() if form.keep_text else texts)
     if planner.truncate_side != "right":
         planner = replace(cast(Any, planner), token_columns=rules.beside_tokens)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
-    originals = stage.originals
+    originals = data.originals()
     if originals is not None:
         _check_whole(planner)
         rules = replace(rules, explicit=())  # there are no columns
     group = (
         1
-        if order.balance_cost is None or stage.streamed_by
+        if order.balance_cost is None or data.streamed_by
         else integer("balance_group", order.balance_group, 1, "batch")
     )
     rows, batches = _rows(window, parts * group)
     unmasked = rules.beside_tokens if planner.packs else ()
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
-    if stage.streamed_by:
+    if data.streamed_by:
         # a window that the user gave may end with a batch that is not full
         in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
         first = planner.first_rows, planner.first_share
@@ -561,9 +567,9 @@ def batches_of(
         labels_follow=rules.labels_follow,
         window=rows or window,
     )
-    if stage.streams is not None:
-        planned = RoundRobin(planned, stage.streams)
-    if stage.one_by_one:
+    if data.streams is not None:
+        planned = RoundRobin(planned, data.streams)
+    if data.one_by_one:
         planned = Narrowed(planned)
     if parts > 1:
         planned = MicroBatches(planned, parts, rules.labels_follow)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, TypeAlias, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,10 @@ from brimful.batching.planners import ByKey, ByPacking, ByPolicy
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shuffle import Shuffle
 from brimful.core.counters import OnError
+from brimful.core.facts import facts_of, shown, verb_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
-from brimful.core.stage import BLOCK_ROWS, Stage, check_depth, shown
+from brimful.core.stage import BLOCK_ROWS, Stage, check_depth
 from brimful.core.terminal import shown as progress
 from brimful.encoding.conversations import TrainOn
 from brimful.encoding.encoder import one_vocabulary
@@ -54,7 +55,7 @@ from brimful.rows.tokens import Chat, Tokenize
 from brimful.store.index import StoreIndex
 from brimful.store.writer import write_store
 from brimful.tables.blocks import Block, Sample, samples
-from brimful.tables.describe import as_html, as_text, facts
+from brimful.tables.describe import as_html, as_text, described_chain
 from brimful.tables.hashes import Side, Split
 from brimful.tables.ragged import TruncateSide
 from brimful.tensors.collated import Unlabelled
@@ -64,6 +65,9 @@ if TYPE_CHECKING:
 
 Executor: TypeAlias = Literal["local", "ray"]
 """Where work runs: in this process, or on a Ray cluster."""
+
+LONG_BLOCKS: Final = (Chunk, ConcatChunk, FlatMap, MapBlocks, PackChunk)
+"""A block of their input may become one of more than 4,096 rows, which is cut before others have it."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Dataset:
         check_bool(
             "repeat", self.repeats, "True repeats the data without end; for n epochs, loop over loader() n times"
         )
-        _ = self.stage.originals  # which a stage that works on rows refuses
+        _ = facts_of(self.stage).originals()  # which a stage that works on rows refuses
 
     def __iter__(self) -> Iterator[Sample]:
         return self.iter()
@@ -160,10 +164,10 @@ class Dataset:
         return concatenated([self, other])
 
     def __repr__(self) -> str:
-        return as_text(type(self).__name__, facts(self.stage, self.stage, self.repeats), self.repeats)
+        return as_text(type(self).__name__, described_chain(self.stage, self.stage, self.repeats), self.repeats)
 
     def _repr_html_(self) -> str:
-        return as_html(type(self).__name__, facts(self.stage, self.stage, self.repeats))
+        return as_html(type(self).__name__, described_chain(self.stage, self.stage, self.repeats))
 
     @property
     def kind(self) -> str:
@@ -173,7 +177,7 @@ class Dataset:
         >>> bf.from_sequence(["a"]).kind, bf.from_sequence(["a"]).map(lambda sample: sample).kind
         ('indexed', 'streamed (by map)')
         """
-        by = self.stage.streamed_by or self._streamed_by
+        by = facts_of(self.stage).streamed_by or self._streamed_by
         return f"streamed (by {by})" if by else "indexed"
 
     def stream(self) -> Dataset:
@@ -448,7 +452,7 @@ class Dataset:
         asked = {name: value for name, value in asked.items() if value is not None}
         encoder = encoder_for(tokenizer, tokenizer_kwargs, asked, pairs=pairs, outputs=more, engine=engine)
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
-        tokenized = tuple(self.stage.tokenizers())
+        tokenized = tuple(facts_of(self.stage).tokenizers())
         return self._add(Tokenize(self.stage, encoder, columns, made, more, removed, tokenized, parallel=parallel))
 
     def add_bos_eos(
@@ -486,7 +490,7 @@ class Dataset:
         given = loaded(tokenizer)
         added = bos_eos_of(given)
         if hasattr(given, "model_max_length"):
-            here = {target_column: self.stage.tokenizers().get(target_column, ())}
+            here = {target_column: facts_of(self.stage).tokenizers().get(target_column, ())}
             one_vocabulary("ensure_bos_eos", {"data set": here, "tokenizer": {target_column: (encoder_for(given),)}})
         return self._add(EnsureBosEos(self.stage, *added, target_column))
 
@@ -1257,14 +1261,14 @@ class Dataset:
     @property
     def _samples(self) -> Stage[Sample]:
         """Rows as samples; of several streams, a block's worth of them ahead of use in all."""
-        streams = self.stage.streams
+        streams = facts_of(self.stage).streams
         if streams is None:
             return Unbatch(Repeat(self.stage) if self.repeats else self.stage)
         turns = RoundRobin(Unbatch(self.stage), streams, ahead=max(1, BLOCK_ROWS // streams))
         return Repeat(turns) if self.repeats else turns
 
     def _refuse_originals(self, verb: str) -> None:
-        if self.stage.originals is not None:
+        if facts_of(self.stage).originals() is not None:
             raise ValueError(
                 f"{verb} keeps rows, but from_dataset(collate_fn=...) hands its samples to collate_fn unchanged. Leave "
                 "collate_fn out, and return dicts of numbers, lists, 1-D tensors and texts"
@@ -1279,11 +1283,11 @@ class Dataset:
 
     def _check_end(self, method: str, *, repeats: bool = False) -> None:
         """Refuses a chain whose epoch has no end, where all of it would be kept."""
-        if repeats or self.stage.endless:
+        if repeats or not facts_of(self.stage).ends():
             raise ValueError(f"this data set repeats without end, and {method} keeps all of it. Call take(n) first")
 
     def _add(self, stage: Stage[Block]) -> Dataset:
-        return Dataset(Rebatch(stage) if stage.makes_long_blocks else stage, self.repeats)
+        return Dataset(Rebatch(stage) if isinstance(stage, LONG_BLOCKS) else stage, self.repeats)
 
 
 @dataclass(frozen=True, repr=False)
@@ -1338,7 +1342,7 @@ class IndexedDataset(Dataset):
         from brimful.tensors.fetched import fetched
 
         found = self._at(numbers)
-        return found if self.stage.originals is not None else fetched(found)
+        return found if facts_of(self.stage).originals() is not None else fetched(found)
 
     def filter(
         self,
@@ -1394,7 +1398,9 @@ class IndexedDataset(Dataset):
                 )
             return IndexFilter(source, fn, checked, parallel, version)
 
-        if self.stage.verb == "zip_datasets" and version is None:  # of which each row has its own order in each epoch
+        if (
+            verb_of(self.stage) == "zip_datasets" and version is None
+        ):  # of which each row has its own order in each epoch
             workers: dict[str, Any] = {"max_workers": max_workers, "executor_type": executor_type}
             return self.stream().filter(fn, on_error=on_error, prefetch_factor=prefetch_factor, **workers)
         return self._selected("filter", kept)
@@ -1424,7 +1430,7 @@ class IndexedDataset(Dataset):
         self, valid_share: float, *, key: str | None = None, seed: int = 42
     ) -> tuple[IndexedDataset, IndexedDataset]:
         how = Split(valid_share, key, seed)
-        if self.stage.originals is not None:
+        if facts_of(self.stage).originals() is not None:
             if key is not None:
                 raise ValueError(
                     f"key={key!r} is a column, but from_dataset(collate_fn=...) hands on its samples unchanged. Leave key out to "
@@ -1486,13 +1492,13 @@ class IndexedDataset(Dataset):
             found.append(rows(place, place + 1))
         if len(found) == 1:
             return []
-        block, originals = stage.index.take(np.concatenate(found)), stage.originals
+        block, originals = stage.index.take(np.concatenate(found)), facts_of(stage).originals()
         return samples(block) if originals is None else list(originals.samples(block))
 
 
 def dataset_of(stage: Stage[Block], repeats: bool = False) -> Dataset:
     """A data set of a chain: an indexed one where the chain is."""
-    return Dataset(stage, repeats) if stage.streamed_by else IndexedDataset(cast(Indexed, stage), repeats)
+    return Dataset(stage, repeats) if facts_of(stage).streamed_by else IndexedDataset(cast(Indexed, stage), repeats)
 
 
 def several(caller: str, datasets: Any) -> tuple[Any, ...]:
@@ -1521,20 +1527,22 @@ def stages_of(caller: str, datasets: Sequence[Dataset], *, once: bool = False) -
 
 def check_vocabularies(caller: str, stages: Sequence[Stage[Block]]) -> None:
     """Refuses data sets that were tokenized by tokenizers of two vocabularies."""
-    one_vocabulary(caller, {f"data set {number}": stage.tokenizers() for number, stage in enumerate(stages)})
+    one_vocabulary(caller, {f"data set {number}": facts_of(stage).tokenizers() for number, stage in enumerate(stages)})
 
 
 def concatenated(datasets: Sequence[Dataset]) -> Dataset:
     """One stage for a + b + c too: several in each other would be as deep as there are data sets."""
     stages = stages_of("concat_datasets", datasets)
     for number, stage in enumerate(stages[:-1]):
-        if stage.endless:
+        if not facts_of(stage).ends():
             raise ValueError(
                 f"data set {number} repeats without end, so no data set after it is reached. Repeat only the last one"
             )
     check_vocabularies("concat_datasets", stages)
-    parts = tuple(part for stage in stages for part in (stage.below if stage.flat else (stage,)))
-    streamed = any(part.streamed_by for part in parts)
+    parts = tuple(
+        part for stage in stages for part in (stage.inputs if isinstance(stage, Concat | IndexConcat) else (stage,))
+    )
+    streamed = any(facts_of(part).streamed_by for part in parts)
     return dataset_of(Concat(parts) if streamed else IndexConcat(cast(tuple[Indexed, ...], parts)))
 
 

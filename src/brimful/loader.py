@@ -16,8 +16,10 @@ from brimful.core.ahead import hands_on
 from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
 from brimful.core.counters import with_counters
+from brimful.core.facts import facts_of, shown
+from brimful.core.header import allowed, header_of
 from brimful.core.iterator import ResumableIterator, position_in
-from brimful.core.stage import Stage, allowed, shown
+from brimful.core.stage import Stage
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
 from brimful.plan.errors import BrokenError, StateError, integer, warn_once
@@ -96,7 +98,7 @@ class Loader(IterableDataset[Any]):
             )
         begun = GUARD.loop_here()
         begun.check_loader(self, followed=self._consumed.followed)
-        if self.batches.stage.static_buffers:
+        if facts_of(self.batches.stage).static_buffers:
             begun.check_buffers()
         self._reader = begun.reader.name
         if (place := self._consumed.left_at) is not None:
@@ -267,7 +269,7 @@ class Loader(IterableDataset[Any]):
         """After the last batch that was taken."""
         epoch, place, batches = self.epoch, self._place_now(), self.batches
         steps = None if self.steps_per_epoch is None else self._steps
-        return lambda: as_text(epoch, place(), batches.stage.streams, steps)
+        return lambda: as_text(epoch, place(), facts_of(batches.stage).streams, steps)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Makes the next iteration continue from a state. After an error, the loader stays where it was.
@@ -284,9 +286,8 @@ class Loader(IterableDataset[Any]):
         with told(self.batches.stage):
             saved, different = self._read(state_dict), allowed(allow)
             if saved[-1] is not None:
-                header, _ = with_counters(
-                    self.batches._endless.header
-                )  # a filter was counted before the state was saved
+                # a filter was counted before the state was saved
+                header, _ = with_counters(header_of, self.batches._endless)
                 position_in(saved[-1], header, different)
         self._allow = different
         self._leave()

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast, overload
 import pyarrow as pa
 
 from brimful.core.counters import OnError
+from brimful.core.facts import facts_of
 from brimful.dataset import Dataset, IndexedDataset, check_vocabularies, concatenated, dataset_of, several, stages_of
 from brimful.index.indexed import Indexed
 from brimful.index.joined import Interleave as IndexInterleave
@@ -384,7 +385,7 @@ def interleave_datasets(
             "the weights are scheduled by samples, and by='tokens' was given; say schedule(..., by='tokens')"
         )
     column = length_column if "tokens" in (by, scheduled) else None
-    streamed = any(stage.streamed_by for stage in stages)
+    streamed = any(facts_of(stage).streamed_by for stage in stages)
     if column and scheduled and not streamed:
         raise ValueError(
             "a schedule by tokens counts the tokens that were served, which an index does not; mix streams (stream() of data "
@@ -425,18 +426,18 @@ def zip_datasets(datasets: Sequence[Dataset]) -> Dataset:
     together = all(isinstance(dataset, Dataset) and dataset.repeats for dataset in given)
     stages = stages_of("zip_datasets", given, once=together)
     for number, stage in enumerate(stages):
-        if stage.leaves_out:
+        if facts_of(stage).leaves_out:
             raise ValueError(
                 f"data set {number} leaves out bad rows (on_error='skip'), so its other rows would get wrong partners. Mend the "
                 "data. Or let functions return a row of nulls, and filter after zip_datasets"
             )
-    endless = [stage.endless for stage in stages]
+    endless = [not facts_of(stage).ends() for stage in stages]
     if len(set(endless)) > 1:
         raise ValueError(
             f"data set {endless.index(True)} repeats without end and data set {endless.index(False)} does not. Call "
             "take(n) on the first, or repeat all of them"
         )
-    streamed = any(stage.streamed_by for stage in stages)
+    streamed = any(facts_of(stage).streamed_by for stage in stages)
     return dataset_of(Zip(stages) if streamed else IndexZip(cast(tuple[Indexed, ...], stages)), together)
 
 

@@ -18,6 +18,7 @@ from brimful.batches import Batches
 from brimful.batching.batch import Batch
 from brimful.batching.window import PlanningWindow
 from brimful.core.above import GUARD
+from brimful.core.facts import facts_of
 from brimful.core.stage import Stage, State, running
 from brimful.dataset import Dataset
 from brimful.tables.ragged import concat
@@ -74,13 +75,13 @@ def assert_exact_resume(
     AssertionError: Letters, epoch 0, resumed after item 0 (state 0): item 1 is 'a' instead of 'b'
     """
     made = make()
-    if (made if isinstance(made, Stage) else made.stage).static_buffers:
+    if facts_of(made if isinstance(made, Stage) else made.stage).static_buffers:
         GUARD.refuse_static_buffers("assert_exact_resume")
     if isinstance(made, Stage):
         for epoch in epochs:
             name = f"{type(made).__name__}, epoch {epoch}"
             runs = partial(_stage_runs, make, epoch)
-            _Law(name, runs, max_items, max_resumes, max_state_bytes, cut_by_time=made.cut_by_time).check()
+            _Law(name, runs, max_items, max_resumes, max_state_bytes, cut_by_time=facts_of(made).cut_by_time).check()
     else:
         limits: dict[str, Any] = {
             "max_items": max_items,

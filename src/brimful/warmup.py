@@ -13,14 +13,18 @@ import torch
 
 from brimful.batches import Batches
 from brimful.batching.batch import Batch
+from brimful.batching.facts import batch_facts, collated_of
 from brimful.batching.items import TakeItems
-from brimful.core.stage import END, Stage, State, not_in_state, running
+from brimful.core.facts import facts_of
+from brimful.core.stage import END, Stage, State, not_in_state, running, with_inputs
 from brimful.core.stats import recompile_limit
 from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.plan.errors import integer, logger, name_of, one_of
+from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import ColumnRules
+from brimful.tensors.on_device import OnDevice
 from brimful.tensors.structures import mapped, tensors_of
 
 Shape: TypeAlias = tuple[int, ...]
@@ -153,7 +157,7 @@ class Synthetic(Stage[Any]):
 def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, None]]:
     """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
     alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
-    layout = alone.stage.collated.layout
+    layout: Any = collated_of(alone.stage).layout
     if layout.varies:
         raise ValueError(
             f"warm_up cannot know the shapes of layout='{layout.name}' before they come; call the step yourself, or batch with "
@@ -161,7 +165,7 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
         )
     shapes = _largest_first(_shapes(alone))
 
-    def batches_like(collated: Any) -> Stage[Any]:
+    def batches_like(collated: Collated) -> Stage[Any]:
         pattern: Any
         with running(collated, collated.start(0)) as items:
             pattern, after = next(items, (None, None))
@@ -175,13 +179,13 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
                 logger.warning("warm_up: no batch is planned with the shapes %s, so collate_fn makes none", missing)
             shapes[:] = [shape for shape in shapes if shape in both]
             planned = Synthetic(lambda batch: batch, tuple(batch for shape in shapes for batch in both[shape]))
-            return collated.over(planned)  # type: ignore[no-any-return]
+            return with_inputs(collated, planned)
         if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
             return TakeItems(collated, 1)
         padded = mapped(pattern, lambda tensor: tensor)  # also where the device is to pad
         return Synthetic(partial(like, padded, rules=collated.rules), tuple(shapes))
 
-    above = alone.stage.rehearsed(batches_like)
+    above = with_synthetic(alone.stage, batches_like)
 
     def made() -> Generator[Any, None, None]:
         with replace(alone, stage=above).iter() as items:
@@ -200,14 +204,24 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
     return shapes, made()
 
 
+def with_synthetic(stage: Stage[Any], make: Callable[[Collated], Stage[Any]]) -> Stage[Any]:
+    """The chain with other batches in place of those that it makes. While a CUDA graph is captured no other thread may allocate:
+    nothing is sent ahead."""
+    if isinstance(stage, Collated):
+        return make(stage)
+    own = with_inputs(stage, with_synthetic(stage.inputs[0], make))
+    return replace(own, prefetch=0) if isinstance(own, OnDevice) else own
+
+
 def _extremes(planned: Stage[Batch]) -> dict[Shape, list[Batch]]:
     """The emptiest and the fullest batch of each shape, in an epoch; of a stream, or data without an end, in the first window."""
     found: dict[Shape, list[Batch]] = {}
+    known = facts_of(planned)
     with running(planned, planned.start(0)) as batches:
         for batch, _ in batches:
             both = found.setdefault((batch.padded_size, *batch.widths), [batch, batch])
             both[:] = min(both[0], batch, key=_size), max(batch, both[1], key=_size)
-            if batch.last and (planned.streamed_by or planned.endless):
+            if batch.last and (known.streamed_by or not known.ends()):
                 break
     return found
 
@@ -222,11 +236,11 @@ def _shapes(batches: Batches) -> list[Shape]:
     Raises:
         ValueError: nobody knows, or they are too many.
     """
-    planned = batches.stage.planned
-    if (static := planned.shapes()) is not None:
+    known = batch_facts(batches.stage)
+    if (static := known.shapes()) is not None:
         return static
     remedy = "batch with bf.StaticShapes(bf.optimal_buckets(lengths, 8), max_tokens), which has as many as buckets"
-    if planned.streamed_by:
+    if facts_of(known.planned).streamed_by:
         raise ValueError(
             f"of streamed batches without static shapes nobody knows the shapes before they come; {remedy} (`brimful report` "
             "says how many each policy makes of a corpus)"

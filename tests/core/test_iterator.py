@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.core.background import JOIN_SECONDS
+from brimful.core.header import header_of
 from brimful.core.stats import Stats
 from brimful.tables.blocks import Sample
 from brimful.testing import first_difference
@@ -195,7 +196,7 @@ def never(sample: Sample) -> bool:
     ids=repr,
 )
 def test_repeat_over_nothing_is_an_error_that_names_the_data(data: Any) -> None:
-    source = str(data.stage.header()[0]["verb"])
+    source = str(header_of(data.stage)[0]["verb"])
     with pytest.raises(bf.DataError, match=rf"^(1,000 epochs of )?{source}.*(no sample|without a sample)"):
         list(data)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import brimful as bf
-from brimful.core.stage import header_difference
+from brimful.core.header import header_difference
 from brimful.tables.blocks import Sample
 from tests import strategies as draw
 from tests.core.test_iterator import ROWS, same, taken

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.batching.shuffle import Shuffle
 from brimful.batching.windows import Planned
+from brimful.core.facts import facts_of
 from brimful.core.stage import Stage, State, running
 from brimful.dataset import dataset_of
 from brimful.index.index import Index, RowSet
@@ -92,10 +93,10 @@ def test_kind_says_which_stage_made_it_streamed(make: Callable[[], bf.Dataset], 
 @examples(20)
 def test_any_sample_can_be_had_by_its_number(make: draw.Make, epoch: int) -> None:
     data = dataset_of(make())
-    count = 20 if data.stage.endless else len(data)
+    count = 20 if not facts_of(data.stage).ends() else len(data)
     taken = list(islice(data, count))
     assert first_difference([data[number] for number in range(len(taken))], taken) is None
-    if not data.stage.endless:
+    if facts_of(data.stage).ends():
         assert first_difference([data[number - count] for number in range(count)], taken) is None
         with pytest.raises(IndexError, match=rf"there is no sample {count} in a data set of {count}"):
             data[count]
@@ -202,7 +203,7 @@ def test_rows_of_many_tokens_come_in_small_blocks(make: draw.Make, size: int, da
         cut = blocks(stage.start(1))
         for number, (ids, sizes, _) in enumerate(cut):
             assert not known or len(ids) == 1 or sum(sizes) <= limit
-            if number + 1 < len(cut) and not stage.one_by_one:
+            if number + 1 < len(cut) and not facts_of(stage).one_by_one:
                 assert sum(sizes) + cut[number + 1][1][0] > limit, "no smaller than they must be"
         if cut:
             number = data.draw(st.integers(0, len(cut) - 1))

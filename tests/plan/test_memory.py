@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.core.stage import described
+from brimful.core.header import described
 from brimful.plan import CostBudget, OverlongError, TokenBudget, memory
 from brimful.testing import assert_exact_resume
 from tests.effort import examples

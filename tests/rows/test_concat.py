@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import brimful as bf
+from brimful.core.facts import Facts, following
 from brimful.core.stage import Stage, State
 from brimful.testing import assert_exact_resume
 from tests.samples import letters, spelled, streamed
@@ -121,7 +122,8 @@ def test_nulls_without_a_type_join_any_column() -> None:
 def test_a_stage_that_knows_its_columns_is_not_read_for_them() -> None:
     @dataclass(frozen=True)
     class Unread(Stage[pa.RecordBatch]):
-        row_schema = pa.schema([("number", pa.int8())])
+        def facts(self, *inputs: Facts) -> Facts:
+            return following(self, row_schema=lambda: pa.schema([("number", pa.int8())]))
 
         def start(self, epoch: int) -> State:
             return epoch

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.core.facts import facts_of
 from brimful.grouping import Collection
 from brimful.plan.errors import warn_once
 from brimful.testing import assert_exact_resume
@@ -101,7 +102,7 @@ def test_kinds_are_the_same_whatever_the_window_the_world_and_the_other_rows(
     seen: Kinds | None = None
     for seed, (one, window) in enumerate(zip(lengths, windows, strict=True)):
         batches = WAYS[way](KINDS_OF_DATA[name](rows_of(one, seed)), window)
-        ranks = range(world_size) if not batches.stage.planned.streamed_by or world_size == 1 else range(1)
+        ranks = range(world_size) if not facts_of(batches.stage).streamed_by or world_size == 1 else range(1)
         for rank in ranks:
             for batch in batches.shard(rank, len(ranks)):
                 known = {key: kind for key, kind in kinds(batch).items() if key != "num_items_in_batch"}

@@ -13,22 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, PlannedBatches, apart
+from brimful.batching.facts import BatchFacts
 from brimful.batching.labels import LabelsFollow
 from brimful.batching.planners import BatchPlanner
-from brimful.batching.sharded import Sharded
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
 from brimful.core.counters import COUNTERS, Counts, add_counts, count
 from brimful.core.counters import apart as counts_apart
+from brimful.core.facts import Facts, following, rng_slot
+from brimful.core.header import described
 from brimful.core.repeat import Waiting
 from brimful.core.replay import ALLOWED
-from brimful.core.stage import END, Stage, State, StreamId, described, not_in_state, place, running
+from brimful.core.stage import END, Stage, State, StreamId, not_in_state, running
 from brimful.plan import random
 from brimful.plan.balancing import in_turns
 from brimful.plan.budget import SampleCost
 from brimful.plan.errors import StateError, check_bool, check_count, logger
 from brimful.plan.mix import low_discrepancy_order
-from brimful.plan.once import once
 from brimful.tables.describe import written
 from brimful.tables.origins import where
 
@@ -119,7 +120,6 @@ class Batched(Stage[Batch]):
     """
 
     verb = ""
-    plans = True
 
     upstream: Stage[PlanningWindow]
     planner: BatchPlanner
@@ -149,36 +149,32 @@ class Batched(Stage[Batch]):
             order |= {"balance_group": self.balance_group, "balance_cost": described(self.balance_cost)}
         return {**self.planner.settings(), **order}
 
+    def facts(self, *inputs: Facts) -> Facts:
+        """Batches in arrival order fill up with what comes next, if of another epoch; what is sorted or shuffled stays in one,
+        unless tokens are carried into the next."""
+        one = inputs[0]
+        flows = one.carries or (self.planner.in_order and not self.shuffle_batches)
+        return following(
+            self,
+            one,
+            seam="passes" if flows else "ends",
+            num_items=lambda most: None if one.streamed_by or not one.ends() else self._count(most),
+            batches=BatchFacts(self, self.planned_by, self.planner.shapes),
+        )
+
     @property
     def planned_by(self) -> str:
+        """See `BatchFacts`."""
         unset = {"shuffle_batches": None} if self.planner.in_order else {"window": self.window}
         return written(self.settings() | unset)
 
-    def stream(self, number: int, count: int) -> Batched:
-        own = self.over(self.upstream.stream(number, count))
-        return replace(own, seed=random.key(self.seed, number), lane=StreamId(number, count, self.seed))
+    def for_stream(self, number: int, count: int) -> Batched:
+        return replace(self, seed=random.key(self.seed, number), lane=StreamId(number, count, self.seed))
 
-    def num_items(self, most: int | None = None) -> int | None:
-        """Price: that of planning an epoch, of indexed data; None of others."""
-        if self.upstream.streamed_by or self.upstream.endless:
-            return None
+    def _count(self, most: int | None) -> int:
+        """Price: that of planning an epoch."""
         with running(self, self.start(0)) as batches:
             return sum(1 for _ in islice(batches, most))
-
-    def sharded(self, **how: Any) -> Sharded:
-        how.pop("timeout_seconds", None)  # ranks that share an index wait for nobody
-        return Sharded(self, **how, streamed=self.streamed_by)
-
-    def shapes(self) -> list[tuple[int, ...]] | None:
-        return self.planner.shapes()
-
-    @once
-    def over_epochs(self) -> Stage[Batch] | None:
-        """Batches in arrival order fill up with what comes next, if of another epoch; what is sorted or shuffled stays in one,
-        unless tokens are carried into the next."""
-        flows = self.carries or (self.planner.in_order and not self.shuffle_batches)
-        windows = self.upstream.over_epochs if flows else None
-        return None if windows is None else replace(self, upstream=windows)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, [], 0, *([] if self.balance_cost is None else [0])]
@@ -200,7 +196,7 @@ class Batched(Stage[Batch]):
         Raises:
             StateError: the window that is read again is made into other batches, of which some would be lost.
         """
-        here = place(self)
+        here = rng_slot(self)
         waiting = Waiting(self, at[0])
         made, saved = 0, at[3]
         before = after = at[4] if self.balance_cost is not None else 0
@@ -253,7 +249,7 @@ class Batched(Stage[Batch]):
         """An order in which neighbours stay together."""
         size = self.balance_group
         if self.shuffle_batches == "stratified" and self.lane is not None:
-            shared = random.key(self.lane.seed, place(self), window.epoch, window.number)
+            shared = random.key(self.lane.seed, rng_slot(self), window.epoch, window.number)
             steps = max(1, self.lane.lanes // size)
             return low_discrepancy_order(count, shared, first=self.lane.number // size, step=steps, own_key=key)
         order = (self._turns(-(-count // size), key)[:, None] * size + np.arange(min(size, count))).ravel()
@@ -290,9 +286,11 @@ class Narrowed(Stage[Batch]):
     that fetches several. The state is passed on."""
 
     verb = ""
-    itemwise = True
 
     upstream: Stage[Batch]
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, seam="passes")
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         with running(self.upstream, at) as batches:

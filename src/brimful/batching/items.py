@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 from brimful.core.ahead import then
+from brimful.core.facts import Facts, facts_of, following
 from brimful.core.stage import END, Stage, State, running
 from brimful.plan.errors import StageError, check_count, name_of
+from brimful.tables.texts import why_missing
 
 
 @dataclass(frozen=True)
@@ -17,10 +19,12 @@ class MapItems(Stage[Any]):
     """`fn(item)` in place of each item; the state is passed on."""
 
     verb = "map"
-    itemwise = True
 
     upstream: Stage[Any]
     fn: Callable[[Any], Any]
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, seam="passes")
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         with running(self.upstream, at) as items:
@@ -31,9 +35,8 @@ class MapItems(Stage[Any]):
         try:
             return self.fn(item)
         except Exception as error:
-            message = (
-                f"map({name_of(self.fn)}) failed on a batch: {type(error).__name__}: {error}{self.why_missing(error)}"
-            )
+            left_out = facts_of(self).batches.left_out
+            message = f"map({name_of(self.fn)}) failed on a batch: {type(error).__name__}: {error}{why_missing(error, left_out)}"
             raise StageError(message) from error
 
 
@@ -42,9 +45,11 @@ class EnumerateItems(Stage[Any]):
     """(number, item) pairs, from 0. State: [upstream's state, the next number]."""
 
     verb = "enumerate"
-    carries = False
 
     upstream: Stage[Any]
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, carries=False, seam="ends")
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0]
@@ -67,7 +72,6 @@ class TakeItems(Stage[Any]):
     """The first `n` items. State: [upstream's state, items taken]."""
 
     verb = "take"
-    endless = carries = False
 
     upstream: Stage[Any]
     n: int
@@ -75,12 +79,11 @@ class TakeItems(Stage[Any]):
     def __post_init__(self) -> None:
         check_count(self, "n", 0, "batches")
 
-    @property
-    def limited(self) -> Stage[Any]:
-        return self.over(self.upstream.limited)
+    def facts(self, *inputs: Facts) -> Facts:
+        def num_items(most: int | None) -> int | None:
+            return inputs[0].num_items(self.n if most is None else min(self.n, most))
 
-    def num_items(self, most: int | None = None) -> int | None:
-        return self.upstream.num_items(self.n if most is None else min(self.n, most))
+        return following(self, *inputs, num_items=num_items, ends=lambda: True, carries=False, seam="ends")
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.n else END

@@ -9,12 +9,12 @@ from itertools import groupby, islice
 import numpy as np
 
 from brimful.batching.batch import Batch, NumLabels
+from brimful.batching.facts import batch_facts, with_batches
 from brimful.batching.labels import LabelsFollow, counted, read, step_labels
 from brimful.core.counters import Counts, add_counts, apart, with_counts
-from brimful.core.repeat import endless
+from brimful.core.facts import Facts, following
 from brimful.core.replay import whole_step
 from brimful.core.stage import Stage, State, not_in_state, running
-from brimful.plan.once import once
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,14 @@ class MicroBatches(Stage[Batch]):
     micro_batches: int = not_in_state(1)
     labels_follow: LabelsFollow = not_in_state(LabelsFollow())
 
-    @property
-    def planned_by(self) -> str:
-        return f"{self.upstream.planned_by}, in each of {self.micro_batches} micro_batches"
-
-    @once
-    def over_epochs(self) -> Stage[Batch]:
+    def facts(self, *inputs: Facts) -> Facts:
         """Steps go on over the ends of epochs, as the loops do that count to so many."""
-        return replace(self, upstream=endless(self.upstream))
+        found = following(self, *inputs, seam="joins")
+        words = f"{found.batches.planned_by}, in each of {self.micro_batches} micro_batches"
+        return with_batches(found, planned_by=words, micro_batches=self.micro_batches)
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
-        size = [self.micro_batches, self.upstream.num_ranks]
+        size = [self.micro_batches, batch_facts(self.upstream).num_ranks()]
         left = self.micro_batches
         so_far: NumLabels | None = NumLabels(0, 0)
         if isinstance(at, dict) and at.keys() == {"step", "after"}:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from brimful.batching.batch import PackedPieces, PlannedBatches
 from brimful.batching.window import PlanningWindow
 from brimful.core.counters import count
-from brimful.core.stage import described, not_in_state
+from brimful.core.header import described
+from brimful.core.stage import not_in_state
 from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, random
 from brimful.plan.balancing import in_turns, part_sums
 from brimful.plan.buckets import Rounding

@@ -29,7 +29,8 @@ from uuid import uuid4
 from zlib import crc32
 
 from brimful.core.background import Stopped, Workers, belongs
-from brimful.core.stage import State, header_difference
+from brimful.core.header import header_difference
+from brimful.core.stage import State
 from brimful.plan.errors import RankError, StateError
 
 AHEAD_ROUNDS: Final = 2

@@ -11,14 +11,16 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from brimful.batching.batch import Uneven, filler
 from brimful.batching.distributed import Rank, in_words, resolve, say_split_groups
+from brimful.batching.facts import with_batches
 from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of, tell_refused
 from brimful.core.background import Channel, close_together
 from brimful.core.counters import Counts, add_counts, apart, with_counts
+from brimful.core.facts import Facts, following, shown
+from brimful.core.header import header_of
 from brimful.core.repeat import epoch_of
 from brimful.core.replay import REPLAY, replayed
-from brimful.core.stage import END, Stage, State, not_in_state, running, shown
+from brimful.core.stage import END, Stage, State, not_in_state, running, stream_part
 from brimful.plan.errors import DataError, StateError
-from brimful.plan.once import once
 
 T = TypeVar("T")
 
@@ -41,7 +43,6 @@ class RoundRobin(Stage[T]):
     """
 
     verb = ""
-    plans = True
 
     upstream: Stage[T]
     num_streams: int = not_in_state()
@@ -54,10 +55,23 @@ class RoundRobin(Stage[T]):
     ahead: int = not_in_state(1)
     flows: bool = not_in_state(False)
 
-    @once
-    def over_epochs(self) -> Stage[T] | None:
-        flowing = self.upstream.over_epochs if self.carries else None
-        return None if flowing is None else replace(self, upstream=flowing, flows=True)
+    def facts(self, *inputs: Facts) -> Facts:
+        found = following(self, *inputs)
+        if found.batches is None:
+            return found
+        shared = f", {in_words(self.rank, self.world_size)}" if self.is_sharded else ""
+        return with_batches(
+            found,
+            planned=self,
+            planned_by=found.batches.planned_by + shared,
+            is_sharded=self.is_sharded,
+            num_ranks=lambda: self.num_ranks,
+            uneven=self.uneven if self.is_sharded else "",
+        )
+
+    def over_seams(self) -> RoundRobin[T]:
+        """The same over streams that flow over the seams of their epochs."""
+        return replace(self, flows=True)
 
     def start(self, epoch: int) -> State:
         starts = {str(stream): self._stream(stream).start(epoch) for stream in range(self.num_streams)}
@@ -98,14 +112,6 @@ class RoundRobin(Stage[T]):
             close_together([one.channel for one in readers.values() if one.channel is not None])
 
     @property
-    def planned_by(self) -> str:
-        shared = f", {in_words(self.rank, self.world_size)}" if self.is_sharded else ""
-        return self.upstream.planned_by + shared
-
-    def sharded(self, **how: Any) -> RoundRobin[T]:
-        return replace(self, is_sharded=True, **how)
-
-    @property
     def num_ranks(self) -> int:
         return resolve(self.rank, self.world_size, self.process_group).world_size if self.is_sharded else 1
 
@@ -118,7 +124,7 @@ class RoundRobin(Stage[T]):
                 tell_refused(store, *rank, error)
 
     def _stream(self, stream: int) -> Stage[T]:
-        return self.upstream.stream(stream, self.num_streams)
+        return stream_part(self.upstream, stream, self.num_streams)
 
     def _alone(self, at: State, readers: dict[int, StreamReader[T]]) -> Generator[tuple[T, State], None, None]:
         entries = {stream: END if began_again(entry) else entry for stream, entry in at["streams"].items()}
@@ -146,7 +152,7 @@ class RoundRobin(Stage[T]):
                 "before iterating, or give shard(process_group=...) a torch.distributed.Store that they share"
             )
         name = shown(self)
-        header, begins = {"of": self.header()} | {"uneven": self.uneven}, {"epoch": at["epoch"], "next": at["next"]}
+        header, begins = {"of": header_of(self)} | {"uneven": self.uneven}, {"epoch": at["epoch"], "next": at["next"]}
         rendezvous = Rendezvous(store, *rank, name, header, begins, self.timeout_seconds)
         rounds = Channel(lambda: self._rounds(at["epoch"], at["next"], readers, rendezvous), 1, "streams")
         with closing(rounds), closing(rendezvous):
@@ -264,7 +270,7 @@ def told(stage: Stage[Any]) -> Iterator[None]:
 def _tell(stage: Stage[Any], error: BaseException | None) -> None:
     if isinstance(stage, RoundRobin):
         stage.tell(error)
-    for one in stage.below:
+    for one in stage.inputs:
         _tell(one, error)
 
 

@@ -20,7 +20,8 @@ from brimful.batching.sharded import Sharded
 from brimful.batching.windows import Planned, auto_rows
 from brimful.core.above import GUARD, ReadsAhead
 from brimful.core.counters import COUNTERS, Counters
-from brimful.core.stage import VERSION, Stage, State, check_header, running
+from brimful.core.header import VERSION, check_header
+from brimful.core.stage import Stage, State, running
 from brimful.core.states import check_form, position_of, restored_elsewhere, sealed
 from brimful.index.sequence import FromSequence, LengthIndex
 from brimful.plan import Overlong, Policy, as_lengths

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches, Uneven, apart, filler
 from brimful.batching.distributed import in_words, resolve, say_split_groups
+from brimful.batching.facts import with_batches
 from brimful.batching.labels import counted, step_labels
 from brimful.core.counters import with_counts
+from brimful.core.facts import Facts, following
 from brimful.core.stage import END, Stage, State, not_in_state, running
 
 if TYPE_CHECKING:
@@ -35,9 +37,8 @@ class Sharded(Stage[Batch]):
     its whole step, on all ranks.
     """
 
-    verb = "shard"
-    plans = True
-    is_sharded = True
+    verb = ""
+    label = "shard"
 
     upstream: Batched
     rank: int | None = not_in_state(None)
@@ -45,7 +46,6 @@ class Sharded(Stage[Batch]):
     process_group: Any = not_in_state(None)
     uneven: Uneven = not_in_state("pad")
     streamed: str = not_in_state("")
-    itemwise: ClassVar[bool] = True
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         rank, world_size = resolve(self.rank, self.world_size, self.process_group)
@@ -102,28 +102,27 @@ class Sharded(Stage[Batch]):
                 own, weight = _place_of(apart(filler(Batch(*step.latest)))), 0.0
             yield weighed(own, weight), END
 
-    @property
-    def planned_by(self) -> str:
-        return f"{self.upstream.planned_by}, {in_words(self.rank, self.world_size)}"
+    def facts(self, *inputs: Facts) -> Facts:
+        one = inputs[0]
 
-    @property
-    def streamed_by(self) -> str:
-        return self.upstream.streamed_by
+        def num_items(most: int | None) -> int | None:
+            batches = one.num_items(None if most is None else most * self.num_ranks)
+            return None if batches is None else self.steps_of(batches)
 
-    def sharded(self, **how: Any) -> Stage[Batch]:
-        return self.upstream.sharded(**how)
+        found = following(self, one, seam="passes", num_items=num_items)
+        shared = {
+            "planned_by": f"{self.upstream.planned_by}, {in_words(self.rank, self.world_size)}",
+            "is_sharded": True,
+        }
+        return with_batches(found, planned=self, num_ranks=lambda: self.num_ranks, uneven=self.uneven, **shared)
 
-    def num_items(self, most: int | None = None) -> int | None:
-        batches = self.upstream.num_items(None if most is None else most * self.num_ranks)
-        return None if batches is None else self.steps_of(batches)
+    def settings(self) -> dict[str, Any]:
+        """None: a rank's state is that of all, and of one process alone."""
+        return {}
 
     def steps_of(self, num_batches: int) -> int:
         """How many batches this rank has of an epoch of `num_batches`."""
         return num_batches // self.num_ranks if self.uneven == "drop" else -(-num_batches // self.num_ranks)
-
-    def header(self) -> list[Any]:
-        """A rank's state is that of all, and of one process alone."""
-        return self.upstream.header()
 
     @property
     def num_ranks(self) -> int:

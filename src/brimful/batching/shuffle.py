@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, parts_of_windows
 from brimful.core.ahead import Ahead
-from brimful.core.stage import BLOCK_ROWS, Stage, State, place
+from brimful.core.facts import Facts, following, rng_slot
+from brimful.core.stage import BLOCK_ROWS, Stage, State
 from brimful.plan import random
 from brimful.plan.errors import check_count
 from brimful.plan.once import once
@@ -23,9 +24,6 @@ class Shuffle(Stage[Block]):
     State: see `parts_of_windows`, in rows.
     """
 
-    draws = True
-    cut_by_time = False
-
     upstream: Stage[Block]
     buffer_size: int
     seed: int
@@ -34,8 +32,11 @@ class Shuffle(Stage[Block]):
         check_count(self, "buffer_size", 1, "sample")
         check_count(self, "seed", None)
 
-    def stream(self, number: int, count: int) -> Shuffle:
-        return Shuffle(self.upstream.stream(number, count), self.buffer_size, random.key(self.seed, number))
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, draws=inputs[0].draws + 1, cut_by_time=False)
+
+    def for_stream(self, number: int, count: int) -> Shuffle:
+        return replace(self, seed=random.key(self.seed, number))
 
     @once
     def windows(self) -> Stage[PlanningWindow]:
@@ -45,7 +46,7 @@ class Shuffle(Stage[Block]):
         return [self.windows.start(epoch), 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        here = place(self)
+        here = rng_slot(self)
 
         def blocks(window: PlanningWindow, done: int, _: State) -> Iterator[tuple[Block, int]]:
             order = random.permutation(len(window), random.key(self.seed, here, window.epoch, window.number))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from math import ceil
 from typing import Any, Final, NamedTuple, TypeVar
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from brimful.batching.window import InTurn, PlanningWindow
 from brimful.core.counters import Counts, add_counts, again, apart
-from brimful.core.repeat import awaited, endless
+from brimful.core.facts import Facts, facts_of, following
+from brimful.core.repeat import awaited
 from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat
@@ -109,9 +110,8 @@ class Buffered(Windowed):
     first_share: float = not_in_state(0.0)
     in_turn: bool = not_in_state(False)
 
-    @once
-    def over_epochs(self) -> Stage[PlanningWindow]:
-        return replace(self, upstream=endless(self.upstream))
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, seam="joins")
 
     def start(self, epoch: int) -> State:
         return [epoch, self.upstream.start(epoch), 0, 0, [], 0, self.size]
@@ -308,9 +308,8 @@ class Planned(Windowed):
     upstream: Indexed
     fewest: int | None = not_in_state(None)
 
-    @once
-    def over_epochs(self) -> Stage[PlanningWindow]:
-        return replace(self, upstream=Repeat(self.upstream))
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, seam="joins", again=Repeat)
 
     def settings(self) -> dict[str, Any]:
         found = self.upstream.measured(self.length_columns, self.lengths_required)
@@ -364,7 +363,7 @@ class Planned(Windowed):
 
     @once
     def _index(self) -> Index:
-        if self.unmasked and self.upstream.one_by_one and MASK in self.upstream.index.schema.names:
+        if self.unmasked and facts_of(self.upstream).one_by_one and MASK in self.upstream.index.schema.names:
             raise ValueError(
                 f"pack leaves out tokens that {MASK} hides, and would have to fetch all samples of from_dataset for that. Return "
                 f"only visible tokens, and drop({MASK!r}) before pack"

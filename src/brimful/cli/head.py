@@ -27,6 +27,7 @@ from brimful.cli.options import (
     tokenized,
 )
 from brimful.console import stdout
+from brimful.core.facts import facts_of
 from brimful.encoding.encoder import one_vocabulary
 from brimful.encoding.encoders import encoder_for
 from brimful.plan.errors import require
@@ -95,7 +96,7 @@ def head(
     encoder = None if tokenizer is None else encoder_for(tokenizer)
     if tokens_there:
         if encoder is not None:
-            one_vocabulary("head", {"rows": rows.stage.tokenizers(), "--tokenizer": {TOKENS: (encoder,)}})
+            one_vocabulary("head", {"rows": facts_of(rows.stage).tokenizers(), "--tokenizer": {TOKENS: (encoder,)}})
         _show_batches(console, rows.batch_by_tokens(max_tokens), n, encoder)
     elif tokenizer is None and (column or "text") not in found[0]:
         console.print("--tokenizer T and --column C show batches of a column of text too", soft_wrap=True)

@@ -29,7 +29,7 @@ from brimful.cli.options import (
 )
 from brimful.console import note, progress, stdout, thousands
 from brimful.core.atomic import write_atomically
-from brimful.core.stage import VERSION
+from brimful.core.header import VERSION, header_of
 from brimful.core.states import is_text
 from brimful.core.stats import LEFT_OUT, Stats
 from brimful.demo.digests import DigestFile
@@ -148,7 +148,7 @@ def _take(
         loader.load_state_dict(place)
     if begun:
         note(f"going on after batch {begun:,} (epoch {loader.epoch}; the first is 0), as {state} says")
-    pipeline = {"version": VERSION, "header": batches.stage.header()}
+    pipeline = {"version": VERSION, "header": header_of(batches.stage)}
     with closing(DigestFile(digests, begun)) if digests else nullcontext() as lines:
 
         def save() -> None:

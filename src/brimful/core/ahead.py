@@ -7,9 +7,10 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from brimful.core.background import read_ahead
+from brimful.core.facts import Facts, following
 from brimful.core.replay import REPLAY
 from brimful.core.stage import Stage, State, not_in_state
 
@@ -80,7 +81,9 @@ class Ahead(Stage[T]):
     upstream: Stage[T]
     depth: int = not_in_state()
     name: str = not_in_state("ahead")
-    itemwise: ClassVar[bool] = True
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, seam="passes")
 
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:
         yield from items_ahead(lambda: self.upstream.items(at), self.depth, self.name)

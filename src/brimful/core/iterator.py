@@ -18,8 +18,10 @@ import numpy as np
 from brimful.core.ahead import AHEAD, HANDED_ON, hands_on, then
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
 from brimful.core.counters import COUNTERS, Counters, apart
+from brimful.core.facts import shown
+from brimful.core.header import VERSION, allowed, check_header, header_difference, header_of
 from brimful.core.replay import ALLOWED, SHARDS, OtherRows, keep_weights, other_rows, shards_differ
-from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header, header_difference, shown
+from brimful.core.stage import END, Stage, State
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
 from brimful.plan.errors import BrokenError, StateError, counted
@@ -69,10 +71,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._stage = stage
         try:
             if state_dict is None:
-                self._header = self._context.run(stage.header)
+                self._header = self._context.run(header_of, stage)
                 self._state = self._context.run(stage.start, epoch)
             else:  # a filter of indexed data was asked, and counted, before the state was saved
-                self._header, _ = self._context.run(apart, stage.header)
+                self._header, _ = self._context.run(apart, header_of, stage)
                 self._state = self._position(state_dict, different)
         except StopIteration as error:
             raise _no_end(error) from error

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from brimful.core.stage import Stage, State, running, shown
+from brimful.core.facts import Facts, facts_of, following, shown
+from brimful.core.stage import Stage, State, running, with_inputs
 from brimful.plan.errors import DataError, logger
+from brimful.plan.once import once
 
 T = TypeVar("T")
 
@@ -19,34 +21,25 @@ MOST_EPOCHS: Final = 1_000
 
 @dataclass(frozen=True)
 class Repeat(Stage[T]):
-    """Epoch after epoch without an end. Stages that flow over the seams of epochs (`over_epochs`) run as one stream, and the data
+    """Epoch after epoch without an end. Stages that flow over the seams of epochs (`repeated`) run as one stream, and the data
     below them repeat.
 
     State: {"epoch", "rows": upstream's state in it}; of what flows its own.
     """
 
     upstream: Stage[T]
-    endless = True
-    carries = False
 
-    @property
-    def limited(self) -> Stage[Any]:
-        return self.over(self.upstream.limited)
-
-    def num_items(self, most: int | None = None) -> int | None:
-        return most
-
-    @property
-    def originals(self) -> Any:
-        return self.upstream.originals
+    def facts(self, *inputs: Facts) -> Facts:
+        endless = {"ends": lambda: False, "num_items": lambda most: most, "carries": False, "seam": "ends"}
+        return following(self, *inputs, originals=inputs[0].originals, **endless)
 
     def start(self, epoch: int) -> State:
-        flowing = self.upstream.over_epochs
+        flowing = self._flowing
         return reached(epoch, self.upstream.start(epoch)) if flowing is None else flowing.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:
-        if (flowing := self.upstream.over_epochs) is not None:
-            yield from flowing.items(at)
+        if self._flowing is not None:
+            yield from self._flowing.items(at)
             return
         waiting = Waiting(self, at)
         epoch, before = at["epoch"], at["rows"]
@@ -60,10 +53,27 @@ class Repeat(Stage[T]):
             before = self.upstream.start(epoch)
             waiting.got(0, reached(epoch, before))  # an epoch of batches may have no item at all
 
+    @once
+    def _flowing(self) -> Stage[T] | None:
+        return repeated(self.upstream)
+
+
+def repeated(stage: Stage[T]) -> Stage[T] | None:
+    """The chain as it runs over epochs without an end, where its items may reach over their seams: then what repeats stands
+    below. None: all of it ends with an epoch, and begins again."""
+    found = facts_of(stage)
+    if found.seam == "joins":
+        return with_inputs(stage, *map(found.again or endless, stage.inputs))
+    flowing = repeated(stage.inputs[0]) if found.seam == "passes" else None
+    if flowing is None:
+        return None
+    over = with_inputs(stage, flowing)
+    return over.over_seams() if hasattr(over, "over_seams") else over
+
 
 def endless(stage: Stage[T]) -> Stage[T]:
     """Epoch after epoch, for a stage that flows over their seams."""
-    return stage.over_epochs or Repeat(stage)
+    return repeated(stage) or Repeat(stage)
 
 
 # -- epochs that give nothing --------------------------------------------------------------------------------------------
@@ -140,7 +150,7 @@ class Waiting:
 
     @property
     def _data(self) -> str:
-        first = self._stage.first_shard()
+        first = facts_of(self._stage).first_shard()
         return shown(self._stage) + (f" (whose first file is {first})" if first else "")
 
 

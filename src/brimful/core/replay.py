@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar, copy_context
 from itertools import islice
+from operator import is_
 from typing import Any, Final, Protocol, TypeVar
 
 from brimful.core.counters import COUNTERS, quiet_counters
-from brimful.core.stage import Stage, State, running
+from brimful.core.stage import Stage, State, running, with_inputs
 from brimful.plan.errors import StateError, logger
 
 T = TypeVar("T")
@@ -130,8 +131,16 @@ def keep_weights(stage: Stage[Any], position: State, saved: Any, ours: Any) -> N
     weights = [*_weights(saved)]
     if weights != [*_weights(ours)]:
         parts = {*_ids(position)}
-        for one in replayed(stage.saved_with(iter(weights)), position):
+        for one in replayed(with_saved_weights(stage, iter(weights)), position):
             one.hold(parts)
+
+
+def with_saved_weights(stage: Stage[T], weights: Iterator[Any]) -> Stage[T]:
+    """The chain as a state was saved that has these weights of its mixtures, from the sources on; the rest is as it is. A mixture
+    has a method for it."""
+    inputs = tuple(with_saved_weights(one, weights) for one in stage.inputs)
+    own = stage if all(map(is_, inputs, stage.inputs)) else with_inputs(stage, *inputs)
+    return own.with_saved_weights(next(weights)) if hasattr(own, "with_saved_weights") else own
 
 
 def _first(stage: Stage[Any], at: State) -> None:
@@ -140,7 +149,7 @@ def _first(stage: Stage[Any], at: State) -> None:
 
 
 def _weights(header: Any) -> Iterator[list[float]]:
-    """Those of each mixture of streams, in the order of `Stage.saved_with`."""
+    """Those of each mixture of streams, in the order of `with_saved_weights`."""
     for one in header:
         for branch in one.get("datasets", ()):
             yield from _weights(branch)

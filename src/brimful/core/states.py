@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 from zlib import crc32
 
-from brimful.core.stage import VERSION, State
+from brimful.core.header import VERSION
+from brimful.core.stage import State
 from brimful.plan.errors import StateError, integer
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer, models
 
-from brimful.core.stage import described
+from brimful.core.header import described
 from brimful.encoding import compiled, splittable
 from brimful.encoding.encoder import OFFSETS, Encoder, Texts, digest
 from brimful.encoding.engines import EngineName, Parts

@@ -130,15 +130,15 @@ class DataIndex(Index):
         """A short form of the data that a state keeps, as plain JSON: other data have another one."""
 
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        """The tokenizers that made the samples, as far as they are known, by column; see `Stage.tokenizers`."""
+        """The tokenizers that made the samples, as far as they are known, by column; see `Facts.tokenizers`."""
         return {}
 
     def texts(self) -> tuple[str, ...]:
-        """The columns of text that was tokenized, as far as they are known; see `Stage.texts`."""
+        """The columns of text that was tokenized, as far as they are known; see `Facts.texts`."""
         return ()
 
     def newest(self) -> tuple[float, str]:
-        """When the newest file that the samples were read from was written; see `Stage.newest`."""
+        """When the newest file that the samples were read from was written; see `Facts.newest`."""
         return 0.0, ""
 
     holds_files: ClassVar[bool] = False
@@ -150,16 +150,16 @@ class DataIndex(Index):
 
     @property
     def originals(self) -> Any:
-        """See `Stage.originals`."""
+        """See `Facts.originals`."""
         return None
 
     @property
     def one_by_one(self) -> bool:
-        """See `Stage.one_by_one`."""
+        """See `Facts.one_by_one`."""
         return False
 
     def measured(self, columns: Sequence[str], required: bool) -> list[int]:
-        """See `Stage.measured`."""
+        """The checksums of lengths that are measured only where something is planned by them: they are in no source's header."""
         return []
 
     @property
@@ -173,7 +173,7 @@ class DataIndex(Index):
         return self.schema
 
     def functions(self) -> list[str]:
-        """The functions of the user's that made the samples; see `Stage.functions`."""
+        """The functions of the user's that made the samples; see `Facts.functions`."""
         return []
 
 

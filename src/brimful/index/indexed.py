@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.core.facts import Facts, facts_of, following, refuse_originals, shown, verb_of
 from brimful.core.repeat import reached
-from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_originals, shown
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, with_inputs
 from brimful.index.index import DataIndex, Index
 from brimful.index.views import ChosenIndex, SelectedIndex
 from brimful.plan.errors import DataError
@@ -61,7 +61,7 @@ class Indexed(Stage[Block]):
     @property
     def pass_rows(self) -> int:
         """How many samples its sources have: so many places are a pass over them, where they repeat."""
-        return sum(cast(Indexed, one).pass_rows for one in self.below)
+        return sum(one.pass_rows for one in self._inputs)
 
     def unshuffled(self) -> tuple[RowNumbers, int]:
         """The rows of epoch 0 and how many they are, without a shuffle where that leaves the same rows: to judge them by.
@@ -75,29 +75,35 @@ class Indexed(Stage[Block]):
         """Whether row i of the index stands at place i, in every epoch."""
         return False
 
-    @property
-    def streamed_by(self) -> str:
-        return ""
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(
+            self,
+            *inputs,
+            streamed_by="",
+            schema=lambda: None if any(one.schema() is None for one in inputs) else self.index.schema,
+            num_rows=lambda: self.count if self.counted else None,
+            originals=lambda: self._originals([one.originals() for one in inputs]),
+        )
 
-    @property
-    def originals(self) -> Any:
-        found = [one.originals for one in self.asked]
+    def _originals(self, found: list[Any]) -> Any:
         real = next((one for one in found if one is not None), None)
         if real is None:
             return None
         others = [one for one in found if one is not real]
-        return real.joined(others, self.verb) if others else real
+        return real.joined(others, verb_of(self)) if others else real
 
     @property
     def counted(self) -> bool:
         """Whether its count is known without reading a row or calling a function of the user's."""
-        return all(one.counted for one in self.asked)
+        return all(one.counted for one in self._inputs)
 
-    def known_columns(self) -> pa.Schema | None:
-        return None if any(one.known_columns() is None for one in self.below) else self.index.schema
+    def measured(self, columns: Sequence[str], required: bool) -> list[int]:
+        """See `DataIndex.measured`."""
+        return [crc for one in self._inputs for crc in one.measured(columns, required)]
 
-    def num_rows(self) -> int | None:
-        return self.count if self.counted else None
+    @property
+    def _inputs(self) -> tuple[Indexed, ...]:
+        return cast(tuple[Indexed, ...], self.inputs)
 
     def chosen(self, choice: Choice) -> Indexed:
         """The samples with the columns of a choice. A stage that only reorders puts the choice below itself, so that
@@ -118,7 +124,7 @@ class Indexed(Stage[Block]):
             yield EMPTY, END
             return
         rows = self.order(epoch)
-        first, most = (FIRST_FETCHED, FETCHED) if self.one_by_one else (FIRST_ROWS, BLOCK_ROWS)
+        first, most = (FIRST_FETCHED, FETCHED) if facts_of(self).one_by_one else (FIRST_ROWS, BLOCK_ROWS)
         numbers = np.zeros(0, dtype=np.int64)
         while done != count:
             # by the place alone, so that a resume has the same blocks
@@ -234,21 +240,19 @@ class Reordered(Indexed):
         return self.upstream.index
 
     def chosen(self, choice: Choice) -> Indexed:
-        return self.over(self.upstream.chosen(choice))
+        return with_inputs(self, self.upstream.chosen(choice))
 
 
 @dataclass(frozen=True)
 class Choose(Indexed):
     """The samples of indexed data with the columns of a choice."""
 
-    itemwise = True
-
     upstream: Indexed
     choice: Choice
 
-    @property
-    def originals(self) -> Any:
-        return refuse_originals(self)  # it works on columns
+    def facts(self, *inputs: Facts) -> Facts:
+        originals = partial(refuse_originals, self, *inputs)  # it works on columns
+        return self.choice.of_facts(replace(super().facts(*inputs), originals=originals, seam="passes"), inputs[0])
 
     @property
     def verb(self) -> str:
@@ -267,12 +271,6 @@ class Choose(Indexed):
 
     def unshuffled(self) -> tuple[RowNumbers, int]:
         return self.upstream.unshuffled()
-
-    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return self.choice.renamed(self.upstream.tokenizers())
-
-    def texts(self) -> tuple[str, ...]:
-        return tuple(self.choice.renamed(dict.fromkeys(self.upstream.texts())))
 
     def settings(self) -> dict[str, Any]:
         return self.choice.settings()
@@ -319,7 +317,8 @@ def over_epochs(stage: Indexed, epoch: int) -> RowNumbers:
 class Repeat(Reordered):
     """Place p is place p mod count of epoch + p // count."""
 
-    endless = True
+    def facts(self, *inputs: Facts) -> Facts:
+        return replace(super().facts(*inputs), ends=lambda: False)
 
     @property
     def count(self) -> None:

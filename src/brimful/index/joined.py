@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.stage import refuse_originals
+from brimful.core.facts import Facts, refuse_originals, verb_of
+from brimful.core.stage import with_inputs
 from brimful.index.index import Index, lengths_by_column
 from brimful.index.indexed import SPAN, Indexed, RowNumbers, Source, over_epochs
 from brimful.plan.errors import MOST, DataError
@@ -19,7 +21,7 @@ from brimful.plan.mix import ENDLESS, Stop
 from brimful.plan.once import once
 from brimful.plan.schedule import Course, Schedule, Segment, check, segments_of
 from brimful.tables.blocks import Block, visible
-from brimful.tables.combine import beside, conformed, require_distinct, unequal
+from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal
 from brimful.tables.ragged import LABELS, REMEDIES, array_of, concat, distinct, no_column
 from brimful.tables.schema import united
 
@@ -28,9 +30,10 @@ from brimful.tables.schema import united
 class Joined(Indexed):
     """Abstract: samples of several data sets. One index has the rows of all of them."""
 
-    fills_nulls: ClassVar[bool] = True
-
     upstreams: tuple[Indexed, ...]
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return replace(super().facts(*inputs), nulls=nulls_of(*inputs))
 
     @property
     def index(self) -> Index:
@@ -51,7 +54,7 @@ class Joined(Indexed):
         unique = [indexes[number] for number in numbers.values()]
         if len(unique) == 1:
             return unique[0], [0] * len(indexes)
-        whole = JoinedIndex(tuple(unique), self.verb, tuple(numbers.values()))
+        whole = JoinedIndex(tuple(unique), verb_of(self), tuple(numbers.values()))
         starts = {id(index): int(start) for index, start in zip(unique, whole.starts)}
         return whole, [starts[id(index)] for index in indexes]
 
@@ -147,7 +150,6 @@ class Concat(Joined):
     """
 
     verb = "concat_datasets"
-    flat: ClassVar[bool] = True
 
     @property
     def count(self) -> int | None:
@@ -159,7 +161,7 @@ class Concat(Joined):
 
     def selected(self, some_of: Callable[[Source], Indexed]) -> Indexed | None:
         parts = [one.selected(some_of) for one in self.upstreams]
-        return None if None in parts else self.over(*(part for part in parts if part is not None))
+        return None if None in parts else with_inputs(self, *(part for part in parts if part is not None))
 
     def unshuffled(self) -> tuple[RowNumbers, int]:
         orders, counts = zip(*(upstream.unshuffled() for upstream in self.upstreams))
@@ -215,13 +217,13 @@ class Interleave(Joined):
     def __post_init__(self) -> None:
         check(len(self.upstreams), self.fixed_weights, self.stop)
 
-    @property
-    def endless(self) -> bool:
-        if isinstance(
-            self.fixed_weights, Schedule
-        ):  # a data set whose weight becomes 0 may have an end that never comes
-            return self.count is None
-        return (all if self.stop == "first" else any)(one.endless for one in self.upstreams)
+    def facts(self, *inputs: Facts) -> Facts:
+        def ends() -> bool:
+            if isinstance(self.fixed_weights, Schedule):
+                return self.count is not None  # a data set whose weight becomes 0 may have an end that never comes
+            return (any if self.stop == "first" else all)(one.ends() for one in inputs)
+
+        return replace(super().facts(*inputs), ends=ends)
 
     @once
     def count(self) -> int | None:
@@ -279,11 +281,12 @@ class Zip(Indexed):
 
     verb = "zip_datasets"
 
-    @property
-    def originals(self) -> Any:
-        return refuse_originals(self)  # it works on columns
-
     upstreams: tuple[Indexed, ...]
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return replace(
+            super().facts(*inputs), originals=partial(refuse_originals, self, *inputs)
+        )  # it works on columns
 
     @once
     def index(self) -> ZippedIndex:

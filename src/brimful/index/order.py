@@ -10,7 +10,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.stage import place
+from brimful.core.facts import Facts, rng_slot
+from brimful.core.stage import with_inputs
 from brimful.index.indexed import SPAN, Indexed, Reordered, RowNumbers, Source
 from brimful.plan import random
 from brimful.plan.errors import check_count, integer
@@ -176,9 +177,8 @@ class Slice(Reordered):
     def settings(self) -> dict[str, int]:
         return self.parameters
 
-    @property
-    def endless(self) -> bool:
-        return self.last is None and self.upstream.endless
+    def facts(self, *inputs: Facts) -> Facts:
+        return replace(super().facts(*inputs), ends=lambda: self.last is not None or inputs[0].ends())
 
     @property
     def count(self) -> int | None:
@@ -207,8 +207,6 @@ class Shuffle(Reordered):
     Price: 20 ns a sample of the windows touched; two of them are kept.
     """
 
-    draws = True
-
     buffer_size: int
     seed: int
 
@@ -216,13 +214,16 @@ class Shuffle(Reordered):
         check_count(self, "buffer_size", 1, "sample")
         check_count(self, "seed", None)
 
+    def facts(self, *inputs: Facts) -> Facts:
+        return replace(super().facts(*inputs), draws=inputs[0].draws + 1)
+
     @property
     def count(self) -> int | None:
         return self.upstream.count
 
     def order(self, epoch: int) -> RowNumbers:
         below, count, size = self.upstream.order(epoch), self.count, self.buffer_size
-        at = place(self)
+        at = rng_slot(self)
         most = None if count is None else max(0, count // size - (count % size < rest_rows(size)))  # the last window
 
         def number_of(place: int) -> int:
@@ -245,7 +246,7 @@ class Shuffle(Reordered):
 
     def selected(self, some_of: Callable[[Source], Indexed]) -> Indexed | None:
         below = self.upstream.selected(some_of)
-        return None if below is None else self.over(below)
+        return None if below is None else with_inputs(self, below)
 
     def unshuffled(self) -> tuple[RowNumbers, int]:
         return self.upstream.unshuffled()

@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core.counters import OnError
-from brimful.core.stage import described, not_in_state
+from brimful.core.facts import facts_of
+from brimful.core.header import described, header_of
+from brimful.core.stage import not_in_state
 from brimful.core.terminal import watched
 from brimful.index.index import Index
 from brimful.index.indexed import Selected
@@ -48,7 +50,7 @@ class Filter(Selected):
         """The answers of all rows: from the file beside the store, where there is one."""
         if self.version is None:
             return self._asked(lambda: None)
-        source, *later = self.upstream.header()
+        source, *later = header_of(self.upstream)
         source = {
             name: value for name, value in source.items() if name not in ("shuffle", "seed")
         }  # rows, in any order
@@ -58,7 +60,7 @@ class Filter(Selected):
 
     def _asked(self, working: Callable[[], None]) -> NDArray[np.bool_]:
         """The answers of the function. `working` is called after each block."""
-        base, originals = self.upstream.index, self.upstream.originals
+        base, originals = self.upstream.index, facts_of(self.upstream).originals()
         name, total = f"filter({name_of(self.fn)})", len(base)
         logger.info("%s reads all %s samples once", name, f"{total:,}")
         rows = samples if originals is None else originals.samples

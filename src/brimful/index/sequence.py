@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -12,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.core.facts import Facts, facts_of, rng_slot
+from brimful.core.header import CHECKSUMS, header_of
 from brimful.core.repeat import awaited
-from brimful.core.stage import BLOCK_ROWS, CHECKSUMS, Stage, place
+from brimful.core.stage import BLOCK_ROWS, Stage
 from brimful.index.index import BlockIndex, DataIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
@@ -84,16 +86,19 @@ class CachedIndex(BlockIndex):
 
     @property
     def known_schema(self) -> pa.Schema | None:
-        return self.schema if self.counted else self.upstream.known_columns()
+        if self.counted:
+            return self.schema
+        known: pa.Schema | None = facts_of(self.upstream).schema()
+        return known
 
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return self.upstream.tokenizers()
+        return facts_of(self.upstream).tokenizers()
 
     def texts(self) -> tuple[str, ...]:
-        return self.upstream.texts()
+        return facts_of(self.upstream).texts()
 
     def functions(self) -> list[str]:
-        return self.upstream.functions()
+        return [*facts_of(self.upstream).functions]
 
     @once
     def block(self) -> Block:
@@ -101,7 +106,7 @@ class CachedIndex(BlockIndex):
             return concat(block for block, _ in items)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"of": self.upstream.header(), CHECKSUMS: self.checksums}
+        return {"of": header_of(self.upstream), CHECKSUMS: self.checksums}
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,20 +157,30 @@ class FromSequence(Source):
         check_count(self, "seed", None)
         check_bool("shuffle", self.shuffle)
 
+    def facts(self, *inputs: Facts) -> Facts:
+        rows = self.rows
+        return replace(
+            super().facts(*inputs),
+            schema=lambda: rows.known_schema,
+            draws=int(self.shuffle),
+            one_by_one=rows.one_by_one,
+            tokenizers=rows.tokenizers,
+            texts=rows.texts,
+            functions=tuple(rows.functions()),
+            originals=lambda: rows.originals,
+            newest=rows.newest,
+        )
+
     @property
-    def draws(self) -> bool:
-        return self.shuffle
+    def counted(self) -> bool:
+        return self.rows.counted
+
+    def measured(self, columns: Sequence[str], required: bool) -> list[int]:
+        return self.rows.measured(columns, required)
 
     @property
     def index(self) -> Index:
         return self.rows
-
-    @property
-    def asked(self) -> tuple[Any, ...]:
-        return (self.rows,)
-
-    def functions(self) -> list[str]:
-        return self.rows.functions()
 
     def settings(self) -> dict[str, Any]:
         return {**self.rows.fingerprint(), "shuffle": self.shuffle, "seed": self.seed}
@@ -174,15 +189,12 @@ class FromSequence(Source):
     def in_index_order(self) -> bool:
         return not self.shuffle
 
-    def known_columns(self) -> pa.Schema | None:
-        return self.rows.known_schema
-
     @property
     def data(self) -> DataIndex:
         return self.rows
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
-        order = Order(len(index), random.key(self.seed, place(self), epoch) if self.shuffle else None)
+        order = Order(len(index), random.key(self.seed, rng_slot(self), epoch) if self.shuffle else None)
         return partial(_announced, order, index) if index.expects else order.rows
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from brimful.core.stage import CHECKSUMS
+from brimful.core.header import CHECKSUMS
 from brimful.index.index import DataIndex, has_integers, has_null, label_counts, lengths_by_column, taken
 from brimful.plan import random
 from brimful.plan.once import once

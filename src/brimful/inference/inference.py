@@ -20,8 +20,10 @@ from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings
 from brimful.batching.batch import Batch
 from brimful.batching.planners import ByPolicy
 from brimful.batching.window import PlanningWindow
+from brimful.core.facts import facts_of, refuse_streams
+from brimful.core.header import header_of
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stage import Stage, refuse_streams
+from brimful.core.stage import Stage
 from brimful.core.terminal import shown as progress
 from brimful.dataset import Dataset, Executor, IndexedDataset
 from brimful.encoding.encoder import paddings
@@ -223,7 +225,7 @@ def map_batches_in_order(
     run = _InferenceRun(fn, stage, total, on_ray, is_text)
     if output is None:
         return run.results()
-    padding = paddings(dataset.stage.tokenizers()).get(column)
+    padding = paddings(facts_of(dataset.stage).tokenizers()).get(column)
     settings = {  # that a folder of results must have been written with, beside the state of the batches
         "type": "map_batches_in_order",
         "fn": name_of(fn),
@@ -467,7 +469,7 @@ def _begun(stage: Stage[Any], folder: ResultFolder, done: WindowsDone | None) ->
         return ResumableIterator(stage, None if done is None else done.before, ())
     except StateError as error:
         if done is not None and "header" in done.before:
-            folder.check(done.before["header"], stage.header())
+            folder.check(done.before["header"], header_of(stage))
         raise StateError(f"the results in {folder.path} are of another run: {error}") from error
 
 
@@ -555,7 +557,7 @@ def _dataset(texts_or_dataset: Any) -> Dataset:
         dataset = from_sequence(texts_or_dataset)
     else:
         dataset = from_iterable(texts_or_dataset)
-    if dataset.repeats or dataset.stage.endless:
+    if dataset.repeats or not facts_of(dataset.stage).ends():
         raise ValueError("this data set repeats without end, and map_batches_in_order ends with it; take some of it")
     refuse_streams(dataset.stage, "map_batches_in_order", "puts in order")
     return dataset

@@ -29,7 +29,8 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from brimful.core.atomic import naming, write_atomically
-from brimful.core.stage import State, header_difference
+from brimful.core.header import header_difference
+from brimful.core.stage import State
 from brimful.index.index import DataIndex, taken
 from brimful.plan.errors import DataError, StateError, integer
 from brimful.plan.once import once

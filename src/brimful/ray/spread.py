@@ -6,16 +6,19 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core.background import read_ahead
+from brimful.core.facts import Facts, facts_of, following, named
 from brimful.core.processes import LogCapture
-from brimful.core.stage import END, Stage, State, named, not_in_state, running
+from brimful.core.stage import END, Stage, State, not_in_state, running, with_inputs
 from brimful.plan.errors import logger
 from brimful.ray.cluster import Cluster, check_address
+from brimful.rows.functions import ByBlock
+from brimful.rows.parallel import BlockFunction
 from brimful.sources.files import FromFiles
 from brimful.sources.format import PlacedRows, Position, ShardReader
 from brimful.sources.rotation import OpenShard
@@ -44,10 +47,12 @@ class RayStage(Stage[Block]):
     """
 
     verb = ""
-    itemwise: ClassVar[bool] = True
 
     upstream: Stage[Block]
     address: str | None = not_in_state(None)
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, seam="passes")
 
     def start(self, epoch: int) -> State:
         return self._files.start(epoch)
@@ -56,7 +61,7 @@ class RayStage(Stage[Block]):
         files = self._files
         source = OneBlock([])
         with LogCapture():  # what is logged over the first rows, tasks log too
-            chain = self.upstream.sent(source)
+            chain = for_worker(self.upstream, source)
         with Cluster(self.address) as cluster:
             job = cluster.put(Job(files.elsewhere(), chain, source))
 
@@ -71,8 +76,8 @@ class RayStage(Stage[Block]):
     @property
     def _files(self) -> FromFiles:
         stage: Stage[Any] = self.upstream
-        while stage.below:
-            (stage,) = stage.below
+        while stage.inputs:
+            (stage,) = stage.inputs
         return cast(FromFiles, stage)
 
 
@@ -85,14 +90,14 @@ def spread(stage: Stage[Block], address: str | None) -> Stage[Block]:
     """
     check_address(address)
     below: list[Stage[Block]] = [stage]
-    while len(found := below[-1].below) == 1:
+    while len(found := below[-1].inputs) == 1:
         below.append(found[0])
-    if not below[-1].holds_shards:
+    if not isinstance(below[-1], FromFiles):
         what = (
             "joins several data sets: write a store of each of them and join the stores" if found else "holds no shards"
         )
         raise ValueError(f"executor='ray' spreads the shards of from_files, and {named(below[-1])} {what}")
-    kept = next((place for place in range(len(below) - 2, -1, -1) if not below[place].by_row), -1)
+    kept = next((place for place in range(len(below) - 2, -1, -1) if facts_of(below[place]).order_by), -1)
     if kept >= len(below) - 2:
         why = f"{named(below[kept])}, the first stage after from_files, goes by more than single rows"
         raise ValueError(
@@ -106,8 +111,16 @@ def spread(stage: Stage[Block], address: str | None) -> Stage[Block]:
         )
     top: Stage[Block] = RayStage(below[kept + 1], address)
     for one in reversed(below[: kept + 1]):
-        top = one.over(top)
+        top = with_inputs(one, top)
     return top
+
+
+def for_worker(stage: Stage[Any], source: Stage[Any]) -> Stage[Any]:
+    """The chain as another process runs it over some rows, which `source` gives: it needs nothing of this one."""
+    if not stage.inputs:
+        return source
+    own: Stage[Any] = stage.for_worker() if isinstance(stage, BlockFunction | ByBlock) else stage
+    return with_inputs(own, *(for_worker(one, source) for one in stage.inputs))
 
 
 def _words(name: str, unit: str, at: Position) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from brimful.batches import Batches
 from brimful.batching.batch import PlannedBatches
 from brimful.batching.batched import Batched
+from brimful.batching.facts import batch_facts
 from brimful.batching.windows import auto_rows
 from brimful.dataset import Dataset
 from brimful.plan import (
@@ -341,7 +342,7 @@ class _Epoch(NamedTuple):
 
 def _epoch(batches: Batches, cost: AttentionCost) -> _Epoch:
     """Plans an epoch, as the loader does. No batch is made."""
-    stage = batches.stage.planned
+    stage = batch_facts(batches.stage).planned
     assert isinstance(stage, Batched)
 
     def in_order(planned: PlannedBatches, order: IntArray, _: int) -> Iterator[tuple[PlannedBatches, int]]:

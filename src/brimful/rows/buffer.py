@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from brimful.core.counters import Counts, add_counts, apart, with_counts
+from brimful.core.facts import Facts, facts_of, named, row_by_row
 from brimful.core.repeat import awaited
 from brimful.core.replay import other_rows, reached
-from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, named
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.rows.pace import Patience
 from brimful.tables.blocks import Block, begins, rows_at, samples, visible
 from brimful.tables.checksums import checksums, difference, in_state
@@ -32,7 +33,7 @@ def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], 
     held: list[Block] = []
     rows = size = 0
     state: State = None
-    patience = Patience(stage.cut_by_time)
+    patience = Patience(facts_of(stage).cut_by_time)
     with awaited(stage, at) as items:
         try:
             for (block, after), left_out in with_counts(items):
@@ -118,9 +119,11 @@ class Rebatch(Stage[Block]):
     """
 
     verb = ""
-    by_row = True
 
     upstream: Stage[Block]
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return row_by_row(self, *inputs)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0, [], 0]
@@ -220,7 +223,7 @@ class Unbatch(Stage[Any]):
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         before, done, compared, saved = at
-        originals = self.upstream.originals
+        originals = facts_of(self.upstream).originals()
         with awaited(self.upstream, before) as items:
             for block, after in resumed(self.upstream, items, done, compared, saved):
                 if compared != block.num_rows > 1:

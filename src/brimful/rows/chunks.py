@@ -15,10 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.counters import count
-from brimful.core.repeat import endless
-from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_streams
+from brimful.core.facts import Facts, following, refuse_streams, verb_of
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.plan.errors import DataError, check_bool, check_count
-from brimful.plan.once import once
 from brimful.rows.buffer import COALESCED_ROWS, check_replay, coalesced, read_again
 from brimful.rows.columns import Blockwise
 from brimful.tables.blocks import KEY, Block, visible, with_origin
@@ -65,12 +64,10 @@ class Rechunk(Stage[Block]):
     def __post_init__(self) -> None:
         check_count(self, "chunk_length", 1, "token")
 
-    @once
-    def over_epochs(self) -> Stage[Block]:
-        return replace(self, upstream=endless(self.upstream))
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, schema=lambda: self._columns_of(inputs[0].schema()), seam="joins")
 
-    def known_columns(self) -> pa.Schema | None:
-        below = self.upstream.known_columns()
+    def _columns_of(self, below: pa.Schema | None) -> pa.Schema | None:
         if below is None or not {*self.target_columns} <= {*below.names}:  # whoever reads a row is told what is missing
             return None
         return pa.schema([below.field(name) for name in self.target_columns])
@@ -184,7 +181,7 @@ class Rechunk(Stage[Block]):
     def _target(self, block: Block) -> Block:
         if not block.num_rows:
             return EMPTY
-        cut_together(block, self.target_columns, self.verb)
+        cut_together(block, self.target_columns, verb_of(self))
         origin = [ORIGIN] if block.schema.get_field_index(ORIGIN) >= 0 else []
         return block.select([*self.target_columns, *origin])
 
@@ -247,8 +244,6 @@ class Chunk(Blockwise):
     Rows have the target columns alone: what else a sample had does not belong to one chunk of it.
     """
 
-    makes_long_blocks = True
-
     chunk_length: int
     target_columns: tuple[str, ...]
     drop_remainder: bool
@@ -258,7 +253,7 @@ class Chunk(Blockwise):
         check_bool("drop_remainder", self.drop_remainder)
 
     def apply(self, block: Block) -> Block:
-        columns = cut_together(block, self.target_columns, self.verb)
+        columns = cut_together(block, self.target_columns, verb_of(self))
         sizes = columns[0].lengths
         chunks = sizes // self.chunk_length if self.drop_remainder else -(-sizes // self.chunk_length)
         parents = np.repeat(np.arange(len(sizes)), chunks)
@@ -275,14 +270,14 @@ class ConcatChunk(Rechunk):
     """Cuts the stream of tokens. The tail that fills no chunk is carried into the next epoch, where the data repeat; of data that
     end it is dropped and counted, or kept."""
 
-    makes_long_blocks = True
-    carries = True
-
     drop_remainder: bool = True
 
     def __post_init__(self) -> None:
         check_count(self, "chunk_length", 1, "token")
         check_bool("drop_remainder", self.drop_remainder)
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return replace(super().facts(*inputs), carries=True)
 
     def counts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         return sizes
@@ -310,8 +305,6 @@ class ConcatChunk(Rechunk):
 class PackChunk(Rechunk):
     """Joins neighbours as long as they fit. A longer sample is cut to a chunk, or left out, and counted. Samples between which
     8,192 others were left out, or are empty, are no neighbours."""
-
-    makes_long_blocks = True
 
     discard_long_samples: bool
 
@@ -369,8 +362,8 @@ class SlidingWindow(Stage[Block]):
         refuse_streams(self.upstream, "sliding_window", "slides over")
         check_count(self, "width", 1, "sample")
 
-    def known_columns(self) -> None:
-        """Lists of those of its neighbours, as rows show them."""
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, schema=lambda: None)  # lists of those of its neighbours, as rows show them
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0, []]

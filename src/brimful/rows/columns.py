@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Final, Literal, TypeVar
 
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.core.facts import Facts, row_by_row, verb_of
 from brimful.core.stage import Stage, State
 from brimful.plan.errors import DataError, check_bool, check_count, names_of
 from brimful.rows.buffer import coalesced
@@ -43,24 +44,24 @@ from brimful.tables.ragged import (
 class Blockwise(Stage[Block]):
     """Abstract: takes a block and gives a block, and passes the state on. Blocks without rows pass through as they are."""
 
-    by_row = True
-
     upstream: Stage[Block]
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return row_by_row(self, inputs[0], schema=lambda: self._columns_of(inputs[0].schema()))
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         with closing(coalesced(self.upstream, at)) as items:
             for block, after in items:
                 yield (self.apply(block) if block.num_rows else block), after
 
-    def known_columns(self) -> pa.Schema | None:
-        below = self.upstream.known_columns()
-        if below is None:
-            return None
-        return visible(self.apply(pa.RecordBatch.from_pylist([], below))).schema.remove_metadata()
-
     @abstractmethod
     def apply(self, block: Block) -> Block:
         """The result for one block that has rows."""
+
+    def _columns_of(self, below: pa.Schema | None) -> pa.Schema | None:
+        if below is None:
+            return None
+        return visible(self.apply(pa.RecordBatch.from_pylist([], below))).schema.remove_metadata()
 
 
 T = TypeVar("T")
@@ -110,6 +111,14 @@ class Choice:
         """The values of the columns that are kept, under their new names."""
         return {new: values[name] for name, new in self._new(values)}
 
+    def of_facts(self, found: Facts, one: Facts) -> Facts:
+        """The facts of a chain with these columns of another one."""
+        return replace(
+            found,
+            tokenizers=lambda: self.renamed(one.tokenizers()),
+            texts=lambda: tuple(self.renamed(dict.fromkeys(one.texts()))),
+        )
+
     def _new(self, names: Iterable[str]) -> list[tuple[str, str]]:
         """The columns that are kept, each with its new name."""
         renamed = dict(zip(self.names, self.new))
@@ -135,11 +144,8 @@ class Choose(Blockwise):
     def verb(self) -> str:
         return self.choice.verb
 
-    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return self.choice.renamed(self.upstream.tokenizers())
-
-    def texts(self) -> tuple[str, ...]:
-        return tuple(self.choice.renamed(dict.fromkeys(self.upstream.texts())))
+    def facts(self, *inputs: Facts) -> Facts:
+        return self.choice.of_facts(super().facts(*inputs), inputs[0])
 
     def settings(self) -> dict[str, Any]:
         return self.choice.settings()
@@ -241,7 +247,7 @@ class CausalLabels(Blockwise):
             raise DataError(f"causal_labels: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
         # labels that the rows have already are shifted
         given = (self.target_column, LABELS) if LABELS in block.schema.names else (self.target_column,)
-        tokens = equally_long(block, given, self.verb)[-1]
+        tokens = equally_long(block, given, verb_of(self))[-1]
         if tokens.values.dtype.kind not in "iu":
             raise DataError(f"causal_labels: column {self.target_column!r} holds no integers ({where(block, 0)})")
         first, last = tokens.offsets[[0, -1]].tolist()
@@ -252,7 +258,7 @@ class CausalLabels(Blockwise):
             )
         labels, offsets = values.astype(np.int32), tokens.offsets.astype(np.int64) - first
         if MASK in block.schema.names:
-            mask = equally_long(block, (self.target_column, MASK), self.verb)[1]
+            mask = equally_long(block, (self.target_column, MASK), verb_of(self))[1]
             hidden = mask.values[mask.offsets[0] : mask.offsets[-1]] == 0
             hidden[1:] |= hidden[:-1].copy()  # also what would be predicted from a hidden one
             labels[hidden] = NOT_TRAINED_ON
@@ -324,8 +330,8 @@ class TrainValidSplit(Blockwise):
     def settings(self) -> dict[str, Any]:
         return {**vars(self.split), "side": self.side}
 
-    def known_columns(self) -> pa.Schema | None:
-        return self.upstream.known_columns()
+    def facts(self, *inputs: Facts) -> Facts:
+        return row_by_row(self, *inputs)
 
     def apply(self, block: Block) -> Block:
         return block.filter(array_of(self.split.valid(block) == (self.side == "valid")))
@@ -344,9 +350,8 @@ class TextBytes(Blockwise):
 
     column: str
 
-    @property
-    def streamed_by(self) -> str:
-        return self.upstream.streamed_by or "map_batches_in_order"
+    def facts(self, *inputs: Facts) -> Facts:
+        return replace(super().facts(*inputs), streamed_by=inputs[0].streamed_by or "map_batches_in_order")
 
     def apply(self, block: Block) -> Block:
         array = column_of(block, self.column)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from brimful.core.facts import Facts, following, refuse_streams, rng_slot
 from brimful.core.repeat import awaited, passed, passing
-from brimful.core.stage import END, Stage, State, place, refuse_streams, running
+from brimful.core.stage import END, Stage, State, running
 from brimful.plan import random
 from brimful.plan.errors import check_count, integer
 from brimful.tables.blocks import KEY, Block
 from brimful.tables.ragged import array_of, with_column
 
 
+def counting(stage: Stage[Block], *inputs: Facts, **known: Any) -> Facts:
+    """The facts of a stage that counts the samples of an epoch: it begins again with each."""
+    return following(stage, *inputs, **{"carries": False, "seam": "ends"} | known)
+
+
 @dataclass(frozen=True)
 class Take(Stage[Block]):
     """The first `n` rows. State: [upstream's state, rows taken]."""
-
-    carries = False
 
     upstream: Stage[Block]
     n: int
@@ -29,9 +34,8 @@ class Take(Stage[Block]):
         refuse_streams(self.upstream, "take")
         check_count(self, "n", 0, "samples")
 
-    @property
-    def endless(self) -> bool:
-        return False
+    def facts(self, *inputs: Facts) -> Facts:
+        return counting(self, *inputs, ends=lambda: True)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.n else END
@@ -55,14 +59,15 @@ class Skip(Stage[Block]):
     repeating data have come to (`passing`): these go by, and are no empty ones.
     """
 
-    carries = False
-
     upstream: Stage[Block]
     n: int
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "skip")
         check_count(self, "n", 0, "samples")
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return counting(self, *inputs)
 
     def start(self, epoch: int) -> State:
         return passing([self.upstream.start(epoch), self.n])
@@ -85,8 +90,6 @@ class Stride(Stage[Block]):
     count the epochs that repeating data have come to (`passing`): these go by, and are no empty ones.
     """
 
-    carries = False
-
     upstream: Stage[Block]
     interval: int
     offset: int
@@ -96,6 +99,9 @@ class Stride(Stage[Block]):
         interval, offset = checked(self.interval, self.offset)
         object.__setattr__(self, "interval", interval)
         object.__setattr__(self, "offset", offset)
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return counting(self, *inputs)
 
     def start(self, epoch: int) -> State:
         return passing([self.upstream.start(epoch), 0])
@@ -126,19 +132,14 @@ def checked(interval: int, offset: int) -> tuple[int, int]:
 class Enumerate(Stage[Block]):
     """Adds a count from 0. State: [upstream's state, rows counted]."""
 
-    carries = False
-
     upstream: Stage[Block]
     count_column: str
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "enumerate")
 
-    def known_columns(self) -> pa.Schema | None:
-        below = self.upstream.known_columns()
-        if below is None:
-            return None
-        return pa.schema([*(one for one in below if one.name != self.count_column), (self.count_column, pa.int64())])
+    def facts(self, *inputs: Facts) -> Facts:
+        return counting(self, *inputs, schema=lambda: self._columns_of(inputs[0].schema()))
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0]
@@ -153,14 +154,17 @@ class Enumerate(Stage[Block]):
                     block = with_column(block, self.count_column, array_of(numbers))
                 yield block, END if after == END else [after, number]
 
+    def _columns_of(self, below: pa.Schema | None) -> pa.Schema | None:
+        if below is None:
+            return None
+        return pa.schema([*(one for one in below if one.name != self.count_column), (self.count_column, pa.int64())])
+
 
 @dataclass(frozen=True)
 class RowKeys(Stage[Block]):
     """Adds a hidden column of random 64-bit keys. State: [epoch, upstream's state, the next row's number]."""
 
     verb = ""
-    itemwise = True
-    draws = True
 
     upstream: Stage[Block]
     seed: int
@@ -168,19 +172,19 @@ class RowKeys(Stage[Block]):
     def __post_init__(self) -> None:
         check_count(self, "seed", None)
 
-    @property
-    def streamed_by(self) -> str:
-        return self.upstream.streamed_by or "seed"
+    def facts(self, *inputs: Facts) -> Facts:
+        streamed_by, draws = inputs[0].streamed_by or "seed", inputs[0].draws + 1
+        return following(self, *inputs, streamed_by=streamed_by, draws=draws, seam="passes")
 
-    def stream(self, number: int, count: int) -> RowKeys:
-        return RowKeys(self.upstream.stream(number, count), random.key(self.seed, number))
+    def for_stream(self, number: int, count: int) -> RowKeys:
+        return replace(self, seed=random.key(self.seed, number))
 
     def start(self, epoch: int) -> State:
         return [epoch, self.upstream.start(epoch), 0]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         epoch, before, number = at
-        key = random.key(self.seed, place(self), epoch)
+        key = random.key(self.seed, rng_slot(self), epoch)
         with running(self.upstream, before) as items:
             for block, after in items:
                 if block.num_rows:

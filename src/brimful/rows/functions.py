@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from math import isfinite
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from brimful.core.background import STOPPING, Stopped
 from brimful.core.counters import COUNTERS, Counters, Counts, OnError, add_counts, apart, skipped
+from brimful.core.facts import Facts, following, refuse_streams, verb_of
 from brimful.core.repeat import Waiting
 from brimful.core.replay import REPLAY
-from brimful.core.stage import END, Stage, State, not_in_state, refuse_streams
+from brimful.core.stage import END, Stage, State, not_in_state
 from brimful.plan import random
 from brimful.plan.errors import StageError, name_of
 from brimful.plan.once import once
 from brimful.rows.buffer import Rebatch
 from brimful.rows.pace import Pace
-from brimful.rows.parallel import DETACHED, SERIAL, BlockFunction, CallResult, Parallel, joined
+from brimful.rows.parallel import DETACHED, SERIAL, BlockFunction, CallResult, Parallel, joined, uncut
 from brimful.tables.blocks import KEY, Block, as_dict, samples, visible, with_origin
 from brimful.tables.origins import where
 from brimful.tables.plain import without_extensions
@@ -118,19 +119,12 @@ class Typed(Stage[Block]):
         context.run(REPLAY.set, None)
         return context.run(self.first_types)
 
-    def stream(self, number: int, count: int) -> Self:
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, schema=lambda: vars(self).get("schema"), row_schema=lambda: self.schema)
+
+    def for_stream(self, number: int, count: int) -> Self:
         """One stream, which has the columns of the whole."""
-        return replace(
-            self.over(*(one.stream(number, count) for one in self.below)), types=partial(getattr, self, "schema")
-        )
-
-    @property
-    def row_schema(self) -> pa.Schema:
-        return self.schema
-
-    def known_columns(self) -> pa.Schema | None:
-        """Those that have been found."""
-        return vars(self).get("schema")
+        return replace(self, types=partial(getattr, self, "schema"))
 
     @abstractmethod
     def first_types(self) -> pa.Schema:
@@ -256,14 +250,15 @@ class ByBlock(TypedFunction[Made]):
 
     parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
 
-    @property
-    def cut_by_time(self) -> bool:
-        return self.by_row and (self.parallel.by_time or self.upstream.cut_by_time)
+    by_row: ClassVar[bool] = True
+    """Whether it is called with rows, and not with blocks as they come."""
 
-    def whole(self) -> Stage[Block]:
+    def facts(self, *inputs: Facts) -> Facts:
+        found = super().facts(*inputs)
         if not self.by_row:
-            return self
-        return replace(self.over(self.upstream.whole()), parallel=replace(self.parallel, by_time=False))
+            return replace(found, cut_by_time=False, seam="passes")
+        cut_by_time = self.parallel.by_time or inputs[0].cut_by_time
+        return replace(found, cut_by_time=cut_by_time, order_by=inputs[0].order_by, seam="passes")
 
     @once
     def _pace(self) -> Pace | None:
@@ -273,11 +268,11 @@ class ByBlock(TypedFunction[Made]):
     @once
     def _read(self) -> Stage[Block]:
         """What it reads. A function of whole blocks may make something else of others, so these are the same in each run."""
-        return self.upstream if self.by_row else self.upstream.whole()
+        return self.upstream if self.by_row else uncut(self.upstream)
 
-    def sent(self, source: Stage[Any]) -> Stage[Block]:
-        upstream = self.upstream.sent(source)
-        return replace(self.over(upstream), types=partial(from_text, as_text(self.schema)), parallel=self.parallel.sent)
+    def for_worker(self) -> ByBlock[Made]:
+        """The same in one of many tasks."""
+        return replace(self, types=partial(from_text, as_text(self.schema)), parallel=self.parallel.for_worker)
 
     def begin(self, epoch: int) -> State:
         return Rebatch(self._read).start(epoch)
@@ -322,8 +317,6 @@ class SampleResults:
 class SampleFunction(ByBlock[SampleResults]):
     """Abstract: a user's function of samples, `fn`."""
 
-    by_row = True
-
     fn: Callable[..., Any]
     seeded: bool = not_in_state()
     on_error: OnError = "raise"
@@ -333,7 +326,7 @@ class SampleFunction(ByBlock[SampleResults]):
         """The samples that stand for a result of the function."""
 
     def call(self, block: Block) -> SampleResults:
-        found = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error, self.samples_of))
+        found = dict(tried(verb_of(self), self.fn, block, self.seeded, self.on_error, self.samples_of))
         counts = np.array([len(samples) for samples in found.values()], dtype=np.int64)
         parents = np.repeat(np.array([*found], dtype=np.int64), counts)
         return SampleResults([*map(as_dict, chain.from_iterable(found.values()))], parents)
@@ -346,7 +339,7 @@ class SampleFunction(ByBlock[SampleResults]):
 
     @property
     def called_as(self) -> str:
-        return f"{self.verb}({name_of(self.fn)})"
+        return f"{verb_of(self)}({name_of(self.fn)})"
 
 
 def types_of_results(given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
@@ -421,8 +414,6 @@ class FilterMap(SampleFunction):
 class FlatMap(SampleFunction):
     """The samples of `fn(sample)`, one sample's after another's."""
 
-    makes_long_blocks = True
-
     def samples_of(self, result: Any) -> list[Any]:
         return list(result)
 
@@ -449,8 +440,7 @@ class Filter(BlockFunction):
 class MapBlocks(ByBlock[Block]):
     """`fn(block)` in place of each block of rows; where it keeps the number of rows, they keep their origin."""
 
-    makes_long_blocks = True
-    itemwise = True
+    by_row = False
 
     fn: Callable[[Block], Block]
 

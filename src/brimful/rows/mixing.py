@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.counters import Counts, add_counts, apart
+from brimful.core.facts import Facts, refuse_streams, verb_of
+from brimful.core.header import described
 from brimful.core.repeat import Waiting, reached
 from brimful.core.replay import REPLAY
-from brimful.core.stage import BLOCK_ROWS, END, Stage, State, described, not_in_state, refuse_streams, running
+from brimful.core.stage import BLOCK_ROWS, END, Stage, State, not_in_state, running
 from brimful.plan.errors import StateError
 from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
 from brimful.plan.schedule import Schedule, Segment, check, owed_after, segments_of
 from brimful.rows.buffer import Cursor
 from brimful.rows.functions import Typed
 from brimful.tables.blocks import Block, visible
-from brimful.tables.combine import beside, conformed, require_distinct, unequal, union_of
+from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal, union_of
 from brimful.tables.ragged import EMPTY, array_of, concat, token_counts
 from brimful.tables.schema import as_text, from_text
 
@@ -49,7 +51,6 @@ class Interleave(Typed):
     """
 
     verb = "interleave_datasets"
-    fills_nulls: ClassVar[bool] = True
 
     upstreams: tuple[Stage[Block], ...]
     weights: tuple[float, ...] | Schedule
@@ -61,9 +62,11 @@ class Interleave(Typed):
     def __post_init__(self) -> None:
         check(len(self.upstreams), self.weights, self.stop)
 
-    @property
-    def endless(self) -> bool:
-        return (all if self.stop == "first" else any)(one.endless for one in self.upstreams)
+    def facts(self, *inputs: Facts) -> Facts:
+        least = any if self.stop == "first" else all
+        return replace(
+            super().facts(*inputs), ends=lambda: least(one.ends() for one in inputs), nulls=nulls_of(*inputs)
+        )
 
     def start(self, epoch: int) -> State:
         return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0, []] for upstream in self.upstreams], ""]
@@ -106,17 +109,16 @@ class Interleave(Typed):
                 if replay is not None:
                     replay.place = course.served(sources)
 
-    def stream(self, number: int, count: int) -> Interleave:
+    def for_stream(self, number: int, count: int) -> Interleave:
         def part(weights: Any) -> Any:
             return weights.of_stream(number, count) if isinstance(weights, Schedule) else weights
 
-        own = super().stream(number, count)
+        own = super().for_stream(number, count)
         return replace(own, weights=part(self.weights), saved_weights=part(self.saved_weights))
 
-    def saved_with(self, weights: Iterator[Any]) -> Interleave:
-        own = self.over(*(one.saved_with(weights) for one in self.upstreams))
-        saved = next(weights)
-        return replace(own, saved_weights=None if saved == described(self.weights) else _weights_of(saved))
+    def with_saved_weights(self, saved: Any) -> Interleave:
+        """The same, as a state was saved that has these weights."""
+        return replace(self, saved_weights=None if saved == described(self.weights) else _weights_of(saved))
 
     def first_types(self) -> pa.Schema:
         return union_of(self.upstreams, "interleave_datasets")
@@ -263,9 +265,9 @@ class _Replay:
         elif self._until:
             saved, ours = described(self._mixture.saved_weights), described(self._mixture.weights)
             raise StateError(
-                f"{self._mixture.verb} cannot change weights {saved} to {ours} at this state: the rows that must be read again "
-                f"go over the start of epoch {self._at[0]:,} of the mixture, and a state says only where they begin; go on with "
-                f"weights {saved} for some batches, and change them at a later state"
+                f"{verb_of(self._mixture)} cannot change weights {saved} to {ours} at this state: the rows that must be read "
+                f"again go over the start of epoch {self._at[0]:,} of the mixture, and a state says only where they begin; go on "
+                f"with weights {saved} for some batches, and change them at a later state"
             )
 
 
@@ -378,10 +380,11 @@ class Concat(Typed):
     """
 
     verb = "concat_datasets"
-    flat: ClassVar[bool] = True
-    fills_nulls: ClassVar[bool] = True
 
     upstreams: tuple[Stage[Block], ...]
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return replace(super().facts(*inputs), nulls=nulls_of(*inputs))
 
     def start(self, epoch: int) -> State:
         return [epoch, 0, self.upstreams[0].start(epoch), ""]
@@ -395,7 +398,7 @@ class Concat(Typed):
                 before = self.upstreams[which].start(epoch)
             with running(self.upstreams[which], before) as items:
                 for block, after in items:
-                    out = conformed(block, schema, self.verb, which) if block.num_rows else block
+                    out = conformed(block, schema, verb_of(self), which) if block.num_rows else block
                     if after != END:
                         yield out, [epoch, which, after, text]
                     elif which + 1 < len(self.upstreams):

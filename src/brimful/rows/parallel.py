@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 from brimful.core.background import RUN, Workers, map_ahead
+from brimful.core.facts import Facts, facts_of, row_by_row
 from brimful.core.processes import DiedError, Remote, UnsentError
 from brimful.core.replay import REPLAY
-from brimful.core.stage import Stage, State
+from brimful.core.stage import Stage, State, with_inputs
 from brimful.plan.errors import StageError, check_count, one_of
 from brimful.plan.once import once
 from brimful.rows.buffer import Rebatch
@@ -66,7 +67,7 @@ class Parallel:
             raise ValueError("executor_type='process' needs max_workers, of which there are none")
 
     @property
-    def sent(self) -> Parallel:
+    def for_worker(self) -> Parallel:
         """The same in one of many tasks, of which there are as many as processors."""
         return SERIAL if self.executor_type == "process" or self.max_workers <= 1 else self
 
@@ -196,24 +197,19 @@ class BlockFunction(Stage[Block]):
     """Abstract: takes a block and gives a block, by a function that may take long. Blocks without rows pass through as they are.
     State: see `Rebatch`."""
 
-    by_row = True
-
     upstream: Stage[Block]
     parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
 
-    @property
-    def cut_by_time(self) -> bool:
-        return self.parallel.by_time or self.upstream.cut_by_time
-
-    def whole(self) -> Stage[Block]:
-        return replace(self.over(self.upstream.whole()), parallel=replace(self.parallel, by_time=False))
+    def facts(self, *inputs: Facts) -> Facts:
+        return row_by_row(self, inputs[0], cut_by_time=self.parallel.by_time or inputs[0].cut_by_time)
 
     @once
     def _pace(self) -> Pace:
         return self.parallel.pace
 
-    def sent(self, source: Stage[Any]) -> Stage[Block]:
-        return replace(self.over(self.upstream.sent(source)), parallel=self.parallel.sent)
+    def for_worker(self) -> BlockFunction:
+        """The same in one of many tasks."""
+        return replace(self, parallel=self.parallel.for_worker)
 
     def start(self, epoch: int) -> State:
         return Rebatch(self.upstream).start(epoch)
@@ -236,6 +232,15 @@ class BlockFunction(Stage[Block]):
     def begin(self, block: Block) -> Block | Callable[[], Block]:
         """As `apply`; or a function that waits for work in the background and then gives the block."""
         return self.apply(block)
+
+
+def uncut(stage: Stage[T]) -> Stage[T]:
+    """The chain with blocks that no time cuts, the same in each run: for what goes by blocks."""
+    if not facts_of(stage).cut_by_time:
+        return stage
+    own = with_inputs(stage, *map(uncut, stage.inputs))
+    parallel: Parallel | None = getattr(own, "parallel", None)
+    return own if parallel is None else replace(cast(Any, own), parallel=replace(parallel, by_time=False))
 
 
 def _done(one: CallResult[Block | Callable[[], Block]]) -> Block:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from brimful.core.counters import OnError, skipped
-from brimful.core.stage import described, not_in_state
+from brimful.core.facts import Facts, verb_of
+from brimful.core.header import described
+from brimful.core.stage import not_in_state
 from brimful.encoding.conversations import (
     Labelled,
     TrainOn,
@@ -65,22 +67,21 @@ class Tokenize(BlockFunction):
     remove_columns: tuple[str, ...] = ()
     tokenized: tuple[str, ...] = not_in_state(())
 
-    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return self.upstream.tokenizers() | dict.fromkeys(self.output_column, (self.tokenizer,))
+    def facts(self, *inputs: Facts) -> Facts:
+        return replace(
+            super().facts(*inputs),
+            schema=lambda: self._columns_of(inputs[0].schema()),
+            tokenizers=lambda: inputs[0].tokenizers() | dict.fromkeys(self.output_column, (self.tokenizer,)),
+            texts=lambda: tuple(dict.fromkeys((*inputs[0].texts(), *self.column))),
+            functions=(*inputs[0].functions, *self.tokenizer.functions()),
+        )
 
-    def texts(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.upstream.texts(), *self.column)))
-
-    def known_columns(self) -> pa.Schema | None:
-        below = self.upstream.known_columns()
+    def _columns_of(self, below: pa.Schema | None) -> pa.Schema | None:
         if below is None:
             return None
         made = [pa.field(name, pa.list_(pa.int32())) for name in (*self.output_column, *self.extra_outputs)]
         gone = {*self.output_column, *self.extra_outputs, *self.remove_columns}
         return pa.schema([*(field for field in below if field.name not in gone), *made])
-
-    def functions(self) -> list[str]:
-        return [*self.upstream.functions(), *self.tokenizer.functions()]
 
     @property
     def called_as(self) -> str:
@@ -154,7 +155,7 @@ class Tokenize(BlockFunction):
 
     def _texts(self, block: Block, column: str) -> pa.Array:
         texts = column_of(block, column, remedy="; column= says which one has the text")
-        refuse_nulls(block, column, self.verb)
+        refuse_nulls(block, column, verb_of(self))
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
             raise DataError(f"tokenize: column {column!r} must be text (got {texts.type}; {where(block, 0)})")
         return texts
@@ -228,8 +229,15 @@ class Chat(BlockFunction):
     end_token: str | None = field(default=None, kw_only=True)
     train_empty_think: bool = field(default=False, kw_only=True)
 
-    def known_columns(self) -> pa.Schema | None:
-        below = self.upstream.known_columns()
+    def facts(self, *inputs: Facts) -> Facts:
+        return replace(
+            super().facts(*inputs),
+            schema=lambda: self._columns_of(inputs[0].schema()),
+            tokenizers=lambda: inputs[0].tokenizers() | dict.fromkeys(self.output, (self.encoder,)),
+            texts=lambda: tuple(dict.fromkeys((*inputs[0].texts(), self.column))),
+        )
+
+    def _columns_of(self, below: pa.Schema | None) -> pa.Schema | None:
         tokens = pa.list_(pa.int32())
         return below and pa.schema([*below, (self.output[0], tokens), (LABELS, tokens)])
 
@@ -247,12 +255,6 @@ class Chat(BlockFunction):
             "on_error": self.on_error,
             **{name: value for name, value in more.items() if value},  # as states of 1.0.0rc1 have none
         }
-
-    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return self.upstream.tokenizers() | dict.fromkeys(self.output, (self.encoder,))
-
-    def texts(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.upstream.texts(), self.column)))
 
     @property
     def called_as(self) -> str:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from brimful.core.background import Workers
 from brimful.core.counters import OnError, add_counts, apart
-from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, not_in_state, place, share
+from brimful.core.facts import Facts, following, rng_slot
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, not_in_state, share
 from brimful.plan import random
 from brimful.plan.errors import DataError, StateError, check_bool, check_count, counted, logger, one_of
 from brimful.plan.once import once
@@ -76,16 +77,16 @@ class FromFiles(Stage[Block]):
             if form := self._named(os.fspath(url)):
                 self._check(form, os.fspath(url))
 
-    def known_columns(self) -> pa.Schema | None:
-        return vars(self).get("_schema", self.schema)
-
-    holds_shards = True
-
-    def newest(self) -> tuple[float, str]:
-        return max(((shard.written, shard.url) for shard in self.urls.listed), default=(0.0, ""))
-
-    def first_shard(self) -> str:
-        return next((shard.url for shard in self.urls.listed), "")
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(
+            self,
+            schema=lambda: vars(self).get("_schema", self.schema),
+            streams=self.streams,
+            order_by="",
+            draws=int(self.shuffle_shards),
+            newest=lambda: max(((shard.written, shard.url) for shard in self.urls.listed), default=(0.0, "")),
+            first_shard=lambda: next((shard.url for shard in self.urls.listed), ""),
+        )
 
     def start(self, epoch: int) -> State:
         return [epoch, 0, []]
@@ -162,14 +163,10 @@ class FromFiles(Stage[Block]):
     def _order(self, epoch: int) -> NDArray[np.int64]:
         order = np.arange(len(self.urls.listed))
         if self.shuffle_shards:
-            order = random.permutation(len(order), random.key(self.seed, place(self), epoch))
+            order = random.permutation(len(order), random.key(self.seed, rng_slot(self), epoch))
         return order if self.number is None else order[self.number :: self.streams]
 
-    @property
-    def draws(self) -> bool:
-        return self.shuffle_shards
-
-    def stream(self, number: int, count: int) -> FromFiles:
+    def for_stream(self, number: int, count: int) -> FromFiles:
         """Every `count`-th shard of each epoch's order; the schema is that of the first shard of all."""
         if count > len(self.urls.listed):
             raise ValueError(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.atomic import write_atomically
-from brimful.core.stage import CHECKSUMS
+from brimful.core.header import CHECKSUMS
 from brimful.encoding.encoder import Padding, StoredTokenizer
 from brimful.index.index import Ask, DataIndex, RowSet, RowSpans
 from brimful.plan.errors import DataError, check_path, logger

@@ -22,7 +22,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from brimful.core.atomic import write_atomically
-from brimful.core.stage import Stage, header_difference
+from brimful.core.facts import facts_of
+from brimful.core.header import header_difference, header_of
+from brimful.core.stage import Stage
 from brimful.plan.errors import DataError, StateError, check_version, logger
 from brimful.plan.once import once
 
@@ -187,10 +189,10 @@ def pipeline_of(stage: Stage[Any], version: str | None) -> dict[str, Any]:
     """The chain that makes the rows as plain JSON, for a manifest. Tokenizers stand by the columns that they make."""
     made = {
         name: " and ".join(filter(None, (one.fingerprint() for one in found)))
-        for name, found in stage.tokenizers().items()
+        for name, found in facts_of(stage).tokenizers().items()
     }
     known = {name: words for name, words in made.items() if words}
-    return {"version": version, "tokenizers": known, "chain": stage.header()}
+    return {"version": version, "tokenizers": known, "chain": header_of(stage)}
 
 
 def require_version(stage: Stage[Any], version: str | None) -> None:
@@ -201,7 +203,7 @@ def require_version(stage: Stage[Any], version: str | None) -> None:
         TypeError: a version that is no text.
     """
     check_version(version)
-    functions = sorted(set(stage.functions()))
+    functions = sorted(set(facts_of(stage).functions))
     if functions and version is None:
         raise ValueError(
             f"a store cannot see when {', '.join(functions)} changes. Give a version, and a new one after each change: "

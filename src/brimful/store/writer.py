@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from brimful.core.atomic import commit_file, naming, part_of
 from brimful.core.counters import COUNTERS, Counters
+from brimful.core.facts import facts_of
 from brimful.core.repeat import awaited
 from brimful.core.stage import END, Stage, State
 from brimful.core.terminal import Report
@@ -49,7 +50,7 @@ _NO_CAST = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 
 def vocabularies(stage: Stage[Any]) -> dict[str, int]:
     """The number of token ids by column, for columns that a chain tokenizes, where the tokenizers say it."""
-    found = {name: max(one.num_ids for one in made) for name, made in stage.tokenizers().items()}
+    found = {name: max(one.num_ids for one in made) for name, made in facts_of(stage).tokenizers().items()}
     return {name: size for name, size in found.items() if size}
 
 
@@ -181,7 +182,7 @@ def write_store(
         folder.mkdir(parents=True, exist_ok=True)
         with one_writer(folder, timeout_seconds):
             if not (folder / MANIFEST).exists():
-                journal = Journal.of(folder, pipeline, executor, stage.newest()[0])
+                journal = Journal.of(folder, pipeline, executor, facts_of(stage).newest()[0])
                 try:
                     _Writer(journal, stage, report, if_empty).write(run or stage)
                 except Exception:
@@ -196,7 +197,7 @@ def write_store(
             _clear(folder)
     manifest = LocalFolder(str(folder)).manifest
     check_same(folder, manifest.pipeline, pipeline)
-    say_newer(folder, stage.newest(), manifest.newest)
+    say_newer(folder, facts_of(stage).newest(), manifest.newest)
     return manifest
 
 
@@ -212,16 +213,16 @@ class _Writer:
     def __init__(self, journal: Journal, stage: Stage[Block], report: Report | None, if_empty: str | None) -> None:
         self._journal, self._folder, self._if_empty = journal, journal.folder, if_empty
         self._num_ids = vocabularies(stage)
-        known = [(name, one.vocabulary) for name, made in stage.tokenizers().items() for one in made]
+        known = [(name, one.vocabulary) for name, made in facts_of(stage).tokenizers().items() for one in made]
         self._about: dict[str, Any] = {
             "pipeline": journal.header,
-            "padding": {name: padding._asdict() for name, padding in paddings(stage.tokenizers()).items()},
-            "texts": stage.texts(),
+            "padding": {name: padding._asdict() for name, padding in paddings(facts_of(stage).tokenizers()).items()},
+            "texts": facts_of(stage).texts(),
             "vocabularies": {name: vocabulary for name, vocabulary in known if vocabulary is not None},
         }
         self._schema: pa.Schema | None = None
         self._part: PartFile | None = None
-        self._known = stage.known_columns
+        self._known = facts_of(stage).schema
         self._seen = pa.schema([])  # of the last block without a row
         self._held: list[Block] = []  # rows that are in no record batch yet
         self._held_bytes = 0

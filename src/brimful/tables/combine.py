@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
 
+from brimful.core.facts import Facts, facts_of
 from brimful.core.repeat import awaited
 from brimful.core.stage import Stage
 from brimful.plan.errors import DataError
@@ -27,11 +28,27 @@ def union_of(stages: Sequence[Stage[Block]], what: str) -> pa.Schema:
 
 def _schema_of(stage: Stage[Block]) -> pa.Schema:
     """The columns of a stage, by its first row if need be; none where it has no row, or where it fails first."""
-    if (schema := stage.row_schema) is not None:
+    schema: pa.Schema | None = facts_of(stage).row_schema()
+    if schema is not None:
         return schema
     with suppress(Exception), awaited(stage, stage.start(0)) as items:
         return next((visible(block).schema for block, _ in items if block.num_rows), pa.schema([]))
     return pa.schema([])
+
+
+def nulls_of(*joined: Facts) -> Callable[[], dict[str, str]]:
+    """Of the columns that some of several data sets lack: which ones, in words."""
+
+    def found() -> dict[str, str]:
+        schemas = [one.schema() for one in joined]
+        known = [(number, schema.names) for number, schema in enumerate(schemas) if schema]
+        lacking = {}
+        for name in dict.fromkeys(name for _, names in known for name in names):
+            if without := [str(number) for number, names in known if name not in names]:
+                lacking[name] = f" (null in data set {', '.join(without)})"
+        return lacking
+
+    return found
 
 
 def conformed(block: Block, schema: pa.Schema, what: str, number: int) -> Block:

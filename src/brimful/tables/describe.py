@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from brimful.core.stage import SHUFFLES, Stage, chain
+from brimful.core.facts import Facts, chain, facts_of, label_of
+from brimful.core.header import SHUFFLES
+from brimful.core.stage import Stage
 from brimful.tables.blocks import WIDE
 from brimful.tables.ragged import is_list
 from brimful.tables.schema import type_name
@@ -24,19 +26,22 @@ _USUAL: Final = {
 """Settings that are not shown, unless a user gave another value."""
 
 
-def facts(stage: Stage[Any], data: Stage[Any], repeats: bool, batches: int | None = None) -> dict[str, str]:
+def described_chain(
+    stage: Stage[Any], data: Stage[Any], repeats: bool, planned_by: str = "", batches: int | None = None
+) -> dict[str, str]:
     """What is known of a chain, in words.
 
     Args:
         stage: the chain.
         data: as far as it counts rows: the same, or the stage that plans its batches.
         repeats: whether it runs again and again.
+        planned_by: the settings by which its batches are planned.
         batches: how many there are, where they have been counted.
     """
     found = {"stages": " > ".join(chain(stage, _stage))}
-    if planned_by := stage.planned_by:
+    if planned_by:
         found["planned by"] = planned_by
-    found |= {"columns": _columns(stage), "rows": _rows(data)}
+    found |= {"columns": _columns(facts_of(stage)), "rows": _rows(facts_of(data))}
     if repeats:
         found["rows"] += ", repeated"
     return found if batches is None else found | {"batches": f"{batches:,}"}
@@ -77,31 +82,19 @@ def _value(setting: Any) -> str:
 
 def _stage(stage: Stage[Any]) -> str:
     said = [name for name in SHUFFLES if getattr(stage, name, None) is True]
-    return f"{stage.label}({', '.join(said)})" if said else stage.label
+    label = label_of(stage)
+    return f"{label}({', '.join(said)})" if said else label
 
 
-def _columns(stage: Stage[Any]) -> str:
+def _columns(known: Facts) -> str:
     try:
-        schema: pa.Schema | None = stage.known_columns()
+        schema: pa.Schema | None = known.schema()
     except _ERRORS as error:
         return f"not known: {error}"
     if schema is None:
         return UNREAD
-    lacking = _lacking(stage)
+    lacking = known.nulls()
     return ", ".join(f"{field.name}: {_kind(field.type)}{lacking.get(field.name, '')}" for field in schema) or "none"
-
-
-def _lacking(stage: Stage[Any]) -> dict[str, str]:
-    """Of the columns that some of the data sets of a mixture lack: which ones."""
-    while len(stage.below) == 1:
-        stage = stage.below[0]
-    schemas = [one.known_columns() for one in stage.below] if stage.fills_nulls else []
-    known = [(number, schema.names) for number, schema in enumerate(schemas) if schema]
-    found = {}
-    for name in dict.fromkeys(name for _, names in known for name in names):
-        if without := [str(number) for number, names in known if name not in names]:
-            found[name] = f" (null in data set {', '.join(without)})"
-    return found
 
 
 def _kind(kind: pa.DataType) -> str:
@@ -112,13 +105,13 @@ def _kind(kind: pa.DataType) -> str:
     return f"list of {inner if pa.types.is_fixed_size_list(kind) else WIDE.get(inner, inner)}"
 
 
-def _rows(stage: Stage[Any]) -> str:
-    if stage.endless:
+def _rows(known: Facts) -> str:
+    if not known.ends():
         return "without end"
     try:
-        count = stage.num_rows()
+        count = known.num_rows()
     except _ERRORS as error:
         return f"not known: {error}"
     if count is None:
-        return UNREAD if stage.streamed_by else "not known before they are asked for (len)"
+        return UNREAD if known.streamed_by else "not known before they are asked for (len)"
     return f"{count:,}"

@@ -12,17 +12,20 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from brimful.batching.batch import Batch, NumLabels
+from brimful.batching.facts import batch_facts, with_batches
 from brimful.batching.labels import read
 from brimful.batching.window import PlanningWindow
 from brimful.core.ahead import then
 from brimful.core.counters import COUNTERS, Counters
+from brimful.core.facts import Facts, following
+from brimful.core.header import described
 from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, TAKEN
-from brimful.core.stage import Stage, State, described, not_in_state, running
+from brimful.core.stage import Stage, State, not_in_state, running
 from brimful.core.stats import Made
 from brimful.plan.errors import DataError, counted, warn_once
 from brimful.tables.origins import where
 from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, loss_labels
-from brimful.tables.texts import schema_without, why_missing
+from brimful.tables.texts import schema_without
 from brimful.tensors.layouts import SIGNED, Collating, ColumnRules, Layout, refuse_taken
 
 if TYPE_CHECKING:
@@ -40,7 +43,6 @@ class Collated(Stage[Any]):
     `fewer_shapes` says how the user, who wants so few shapes that a compiler can keep up, gets fewer: `.stats` warns of too many.
     """
 
-    itemwise = True
     label = ""  # what plans its batches is shown
 
     upstream: Stage[Batch]
@@ -50,22 +52,15 @@ class Collated(Stage[Any]):
     verb: str = not_in_state("batch")
     unlabelled: Unlabelled = not_in_state("keep")
 
-    @property
-    def collated(self) -> Collated:
-        return self
+    def facts(self, *inputs: Facts) -> Facts:
+        found = following(self, *inputs, seam="passes", schema=lambda: self._columns_of(inputs[0].schema()))
+        return with_batches(found, collated=self, left_out=self.rules.left_out)
 
     def settings(self) -> dict[str, Any]:
         return {"token_columns": described(self.rules.token_columns)}
 
-    def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
-        return batches(self)
-
-    def known_columns(self) -> Any:
-        below = self.upstream.known_columns()
+    def _columns_of(self, below: Any) -> Any:
         return below and schema_without(below, self.rules.left_out)
-
-    def why_missing(self, error: Exception) -> str:
-        return why_missing(error, self.rules.left_out)
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         from brimful.tensors.columns import ListColumn, columns_of
@@ -109,7 +104,8 @@ class Collated(Stage[Any]):
     def _finished(self, one: Collating, tally: Counters | None, remember: Callable[..., None], item: Any) -> Any:
         """An item as it is handed on, counted."""
         batch, columns = one.batch, one.columns
-        if not isinstance(item, (dict, MutableMapping)) and self.uneven == "pad" and self.num_ranks > 1:
+        shared = batch_facts(self.upstream)
+        if not isinstance(item, (dict, MutableMapping)) and shared.uneven == "pad" and shared.num_ranks() > 1:
             raise TypeError(
                 f"collate_fn returned a {type(item).__name__}, and shard(uneven='pad') marks a filler in a dict. Return "
                 "a dict, or say uneven='drop', which leaves out a step without a batch for each rank"

@@ -6,14 +6,15 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from brimful.core.ahead import AHEAD, defer, items_ahead, then
+from brimful.core.facts import Facts, following
 from brimful.core.stage import Stage, State, not_in_state, running
 from brimful.plan.errors import check_count
 from brimful.tensors.explained import carry
@@ -42,18 +43,13 @@ class OnDevice(Stage[Any]):
     prefetch: int = not_in_state(2)
     buffers: StaticBuffers | None = not_in_state(None)
     copies: bool = not_in_state(False)
-    itemwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count(self, "prefetch", 0, "batches")
 
-    def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
-        """While a CUDA graph is captured no other thread may allocate."""
-        return replace(self.over(self.upstream.rehearsed(batches)), prefetch=0)
-
-    @property
-    def static_buffers(self) -> bool:
-        return self.buffers is not None or super().static_buffers
+    def facts(self, *inputs: Facts) -> Facts:
+        static_buffers = self.buffers is not None or inputs[0].static_buffers
+        return following(self, *inputs, seam="passes", static_buffers=static_buffers)
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         copies, inside = copier(self.device, self.copies and self.prefetch > 0), AHEAD.get()

@@ -16,6 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from brimful.async_loader import AsyncLoader, has_static_buffers, innermost
 from brimful.batches import Batches
+from brimful.batching.chains import sharded
+from brimful.batching.facts import batch_facts
+from brimful.core.facts import facts_of
 from brimful.core.stage import running
 from brimful.dataset import Dataset
 from brimful.integrations.guard import refuse_static_buffers
@@ -100,7 +103,7 @@ def own_share(name: str, given: Any, rank: int, world_size: int, replicas: int) 
     Raises:
         ValueError: a loader of batches that are not shared out; batches that are not, where ranks are no data-parallel ones.
     """
-    if batches_of(given).stage.is_sharded or (world_size == 1 and not isinstance(given, Batches)):
+    if batches_of(given).sharded or (world_size == 1 and not isinstance(given, Batches)):
         return given
     if not isinstance(given, Batches):
         raise ValueError(
@@ -129,23 +132,23 @@ def known_length(given: Batches | Loader | AsyncLoader) -> Length:
     if (steps := steps_set(given)) is not None:
         return Length(steps, None)
     batches = replace(batches_of(given), repeats=False)
-    planned = batches.stage.planned
+    known = batch_facts(batches.stage)
+    planned = known.planned
     try:
-        steps = planned.num_items() if batches.stage.endless else len(batches)
+        steps = len(batches) if facts_of(batches.stage).ends() else facts_of(planned).num_items(None)
     except TypeError:
         steps = None
     if steps is None:
         return Length(None, None)
-    everything = (
-        planned.sharded(rank=0, world_size=1, process_group=None, uneven="pad") if planned.is_sharded else planned
-    )
+    one = {"rank": 0, "world_size": 1, "process_group": None, "uneven": "pad"}
+    everything = sharded(planned, timeout_seconds=600.0, **one) if known.is_sharded else planned
     with running(everything, everything.start(0)) as batches_of_all:
-        return Length(steps, sum(batch.num_samples for batch, _ in islice(batches_of_all, steps * planned.num_ranks)))
+        return Length(steps, sum(batch.num_samples for batch, _ in islice(batches_of_all, steps * known.num_ranks())))
 
 
 def can_count(given: Batches | Loader | AsyncLoader) -> bool:
     """Whether an epoch has an end that a pass over it finds."""
-    return not batches_of(given).stage.endless
+    return facts_of(batches_of(given).stage).ends()
 
 
 def counted_length(given: Batches | Loader | AsyncLoader) -> Length:
@@ -178,9 +181,9 @@ def refuse_evaluation(name: str, given: Batches | Loader | AsyncLoader, is_train
             f"{name} has steps_per_epoch={steps_set(given)}, so that each evaluation would see other batches: give it "
             f"batches.take({steps_set(given)})"
         )
-    if batches.repeats or batches.stage.endless:
+    if batches.repeats or not facts_of(batches.stage).ends():
         raise ValueError(f"{name} repeats without end, and so would its evaluation: give it batches.take(n)")
-    if batches.stage.uneven == "wrap":
+    if batch_facts(batches.stage).uneven == "wrap":
         raise ValueError(
             f"{name} is shared out with uneven='wrap', which counts samples twice: say uneven='pad', whose fillers count nothing"
         )

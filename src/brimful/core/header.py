@@ -1,0 +1,229 @@
+"""What a state keeps of the pipeline that it was saved with: each verb and its settings. A pipeline that differs is refused, with
+the setting and both values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from math import isfinite
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from brimful.core.facts import verb_of
+from brimful.plan.errors import StateError
+
+if TYPE_CHECKING:
+    from brimful.core.stage import Stage
+
+VERSION: Final = 5
+
+
+def header_of(stage: Stage[Any]) -> list[Any]:
+    """The description that a state is compared with: the stages from the source on, each a dict of its verb and its settings.
+
+    Those of a stage without a verb are settings of the one that it serves, the next above.
+    """
+    below = [header_of(one) for one in stage.inputs]
+    served: dict[str, Any] = {}
+    if len(below) == 1 and below[0] and "verb" not in below[0][-1]:
+        served = below[0].pop()
+    own = served | stage.settings() | ({"datasets": below} if len(below) > 1 else {})
+    if verb := verb_of(stage):
+        own = {"verb": verb} | own
+    return [*(below[0] if len(below) == 1 else ()), *([own] if own else [])]
+
+
+def described(value: Any) -> Any:
+    """A setting of a stage as plain JSON: a dataclass by its fields, less those marked `not_in_state`; another object by its
+    public attributes.
+
+    An object with a method `fingerprint()` stands as what that returns, a function as {"function": "module:qualified.name"}, a
+    number that JSON does not know (nan, inf) as a string.
+
+    >>> from brimful.plan import TokenBudget
+    >>> described(TokenBudget(512))["max_tokens"], described(described)
+    (512, {'function': 'brimful.core.header:described'})
+    """
+    if isinstance(value, np.ndarray) and value.size > _SHOWN:
+        return {"values": value.size, "crc32": crc32(value.tobytes())}
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Real):
+        number = float(value)
+        return number if isfinite(number) else str(number)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [described(item) for item in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
+    if isinstance(value, Mapping):
+        return {str(name): described(item) for name, item in value.items()}
+    if hasattr(value, "fingerprint"):
+        return value.fingerprint()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"type": type(value).__name__} | compared(value)
+    if callable(value):
+        fn = getattr(value, "func", value)
+        return {
+            "function": f"{getattr(fn, '__module__', '') or ''}:{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+        }
+    public = {name: one for name, one in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    if not public or isinstance(value, type):
+        return type(value).__name__
+    return {"type": type(value).__name__} | {name: described(one) for name, one in public.items()}
+
+
+def compared(description: Any, *left_out: str) -> dict[str, Any]:
+    """The fields of a dataclass that change the order of the data, as plain JSON, but for some."""
+    fields = [field for field in dataclasses.fields(description) if not field.metadata.get("runtime")]
+    return {field.name: described(getattr(description, field.name)) for field in fields if field.name not in left_out}
+
+
+_SHOWN: Final = 100
+"""An array of at most so many values is listed."""
+
+CHECKSUMS: Final = "checksums"
+"""The name under which a header has the checksums of rows, by column."""
+
+_REMEDIES: Final = {
+    "urls": "a shard was added, taken away, renamed, put elsewhere in the list, or edited so that its size changed (a state has "
+    "the digest of all names and sizes, not each of them): go on with those that saved it, or with these all the same by "
+    "allow={'urls'}",
+    "functions": "go on with the function that saved it, or with this one by allow={'functions'} if it gives the same rows "
+    "for the rows that were taken already; another one begins anew, or with the next epoch",
+    "fixed_weights": "allow={'weights'} works for mixtures of streams; this one is indexed, and a place in it is counted with "
+    "its weights: end the epoch with those that saved it (take(n) gives repeating data one), and begin the next with others. A "
+    "new run can change them midway if it mixes streams: files, stream() of data that repeat, or stream().take(n) of other data",
+    "a mixture of indexed data": "a state cannot turn one into the other: go on with the indexed data, without stream()",
+    "a mixture of streams": "a state cannot turn one into the other: go on with the streams. Where data do not repeat, that "
+    "needs stream().take(n), as stream() alone leaves a mixture indexed",
+    "weights": "go on with the weights that saved it, or with these all the same by allow={'weights'}",
+    "shuffle_batches": "say shuffle_batches={saved}. True means 'stratified' with micro_batches of 2 or more, and with "
+    "balance_cost over streams; else it means a random order, which fits only a run without them. Start a run whose "
+    "micro_batches may change with 'stratified'. (A BatchSampler of 1.0.0rc1 gave the order of True for both: go on with True)",
+    CHECKSUMS: "go on with the rows that saved it, or with these all the same by allow={'rows'}",
+    "window": "use the pipeline that saved it. A state calls window='steps' 'auto', too",
+}
+"""The remedy for a setting that differs, by its name."""
+
+_DIVIDED: Final = ("batch.policy.", "pack.rows")
+"""Sizes that micro_batches divides, as they begin."""
+
+SHUFFLES: Final = ("shuffle", "shuffle_shards")
+"""Settings of sources without which their seed draws nothing."""
+
+
+_ALLOWED: Final = ("functions", "rows", "urls", "weights")
+"""In what a state may differ, where the caller says so."""
+
+
+def allowed(names: Collection[str]) -> frozenset[str]:
+    """The names of settings that a user gave, one or several.
+
+    Raises:
+        TypeError: for what are no names.
+        ValueError: for one that is not known, with those that are.
+    """
+    if not isinstance(names, Collection):
+        raise TypeError(f"allow takes names of settings, such as {{'urls'}} (got {names!r})")
+    found = frozenset((names,) if isinstance(names, str) else names)
+    for name in sorted(found - {*_ALLOWED}, key=str):
+        raise ValueError(f"allow takes the names {', '.join(map(repr, _ALLOWED))} (got {name!r})")
+    return found
+
+
+class Difference(NamedTuple):
+    """A setting in which two headers differ: its name with the verb, its kind among those with a remedy, and both values."""
+
+    name: str
+    kind: str
+    saved: str
+    ours: str
+
+
+def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> None:
+    """Refuses a state whose header differs from the pipeline's, naming the setting and both values.
+
+    Raises:
+        StateError: at the first difference, except at settings named in `allow`.
+    """
+    found = header_difference(saved, ours, allow)
+    if found is not None:
+        remedy = _REMEDIES.get(found.kind, "use the pipeline that saved it").replace("{saved}", found.saved)
+        if found.name.startswith(_DIVIDED):
+            remedy += ". micro_batches=k counts here too: each of the k batches has a k-th of the size that you gave"
+        raise StateError(
+            f"this state belongs to another pipeline: {found.name} was {found.saved} when it was saved and is {found.ours} "
+            f"here; {remedy}"
+        )
+
+
+def header_difference(
+    saved: Any, ours: Any, allow: frozenset[str] = frozenset(), path: str = "", kind: str = ""
+) -> Difference | None:
+    """The first setting in which two headers differ; None where they are equal.
+
+    >>> header_difference([{"verb": "take", "n": 1}], [{"verb": "take", "n": 2}])
+    Difference(name='take.n', kind='n', saved='1', ours='2')
+    """
+    if saved == ours:
+        return None
+    here = Difference(path or "pipeline", kind, _brief(saved), _brief(ours))
+    if isinstance(saved, str) and isinstance(ours, str) and saved[-19:-17] == " (" and saved[:-17] == ours[:-17]:
+        here = here._replace(ours=f"{here.ours} (as many tokens, but other rules, special tokens or padding)")
+    if kind == "length_column" and None in (saved, ours):  # interleave_datasets has none where it goes by samples
+        units = ("'samples'" if value is None else "'tokens'" for value in (saved, ours))
+        here = Difference(path.removesuffix(kind) + "by", "by", *units)
+    if isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours):
+        named_by_verb = all(isinstance(one, dict) and "verb" in one for one in (*saved, *ours))
+        pairs = [
+            (one, other, path if named_by_verb else f"{path}[{number}]", kind)
+            for number, (one, other) in enumerate(zip(saved, ours))
+        ]
+    elif isinstance(saved, dict) and isinstance(ours, dict):
+        if kind == CHECKSUMS:  # by columns, of any name
+            differ = [name for name in (*ours, *saved) if saved.get(name) != ours.get(name)]
+            values = (_brief(one.get(differ[0])) for one in (saved, ours))
+            return None if "rows" in allow else Difference(f"{path}.{differ[0]}", kind, *values)
+        if {"function"} == saved.keys() == ours.keys():
+            return None if "functions" in allow or _same_function(saved, ours) else here._replace(kind="functions")
+        if any(saved.get(name) != ours.get(name) for name in ("verb", "type")) or {"shards", "digest"} <= ours.keys():
+            return here  # of a digest neither part says much without the other
+        inside = f"{path}." if path else ""
+        owner = f"{inside}{ours['verb']}." if "verb" in ours else inside
+        if ("fixed_weights" in saved) != ("fixed_weights" in ours):
+            mixtures = [
+                f"a mixture of {'indexed data' if 'fixed_weights' in one else 'streams'}" for one in (saved, ours)
+            ]
+            return Difference(owner.rstrip("."), mixtures[0], *mixtures)
+        # the policy first: the window by default, and sort, follow from what was given
+        policies = saved.get("policy"), ours.get("policy")
+        if found := header_difference(*policies, allow | {"sort"}, f"{owner}policy", "policy"):
+            return found
+        idle = ["seed"] if any(saved.get(name) is ours.get(name) is False for name in SHUFFLES) else []
+        passed = {*allow - {"rows"}, *idle}  # a header has the number of rows by this name
+        names = [name for name in (*ours, *(name for name in saved if name not in ours)) if name not in passed]
+        pairs = [(saved.get(name), ours.get(name), f"{owner}{name}", name) for name in names]
+    else:
+        return here
+    return next(
+        filter(None, (header_difference(one, other, allow, name, own) for one, other, name, own in pairs)), None
+    )
+
+
+def _same_function(saved: dict[str, Any], ours: dict[str, Any]) -> bool:
+    """Whether two names are of one function: the module of what a script defines depends on how it was started."""
+    (one, first), (other, second) = (str(header["function"]).split(":", 1) for header in (saved, ours))
+    return first == second and (one == other or "__main__" in (one, other))
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(one, dict) and "verb" in one for one in value):
+        return " > ".join(str(one["verb"]) for one in value)
+    if isinstance(value, dict) and (name := value.get("verb") or value.get("type") or value.get("function")):
+        return str(name)
+    if isinstance(value, dict) and "shards" in value:
+        return f"{value['shards']:,} shard{'s' * (value['shards'] != 1)} with the digest {value['digest']}"
+    return repr(value)
