@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.plan.window import window_ends
+from brimful.tables import checksums
 from tests import strategies as draw
 from tests.effort import examples
 
@@ -336,7 +337,7 @@ def rows_hashed(monkeypatch: pytest.MonkeyPatch, where: str) -> list[int]:
     """The rows of each block whose checksums are taken from now on, by what calls them `where`."""
     counted: list[int] = []
 
-    def hashed(block: Any, real: Any = bf.blocks.checksums.checksums) -> Any:
+    def hashed(block: Any, real: Any = checksums.checksums) -> Any:
         counted.append(block.num_rows)
         return real(block)
 

@@ -39,7 +39,7 @@ def test_a_block_names_file_and_line_of_its_rows_in_another_process(tmp_path: Pa
     (tmp_path / "block").write_bytes(written(block))  # type: ignore[operator]
     code = f"""
 import pickle
-from brimful.plan.errors import origins, where
+from brimful.tables.origins import origins, where
 import numpy as np
 origins("another shard", np.arange(3))
 block = pickle.load(open({str(tmp_path / "block")!r}, "rb"))

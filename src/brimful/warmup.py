@@ -13,9 +13,9 @@ import torch
 
 from brimful.batches import Batches
 from brimful.batching.batch import Batch
-from brimful.batching.facts import batch_facts, collated_of
+from brimful.batching.facts import BatchFacts, batch_facts, collated_of
 from brimful.batching.items import TakeItems
-from brimful.core.facts import facts_of
+from brimful.core.facts import Facts, facts_of, following
 from brimful.core.stage import END, Stage, State, not_in_state, running, with_inputs
 from brimful.core.stats import recompile_limit
 from brimful.isolation.guard import refuse_leaks_of_step
@@ -145,6 +145,10 @@ class Synthetic(Stage[Any]):
 
     make: Callable[[Any], Any] = not_in_state()
     wanted: tuple[Any, ...] = not_in_state()
+    known: BatchFacts = not_in_state()
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, batches=self.known)
 
     def start(self, epoch: int) -> State:
         return 0
@@ -163,7 +167,7 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
             f"warm_up cannot know the shapes of layout='{layout.name}' before they come; call the step yourself, or batch with "
             "layout='padded'"
         )
-    shapes = _largest_first(_shapes(alone))
+    known, shapes = batch_facts(alone.stage), _largest_first(_shapes(alone))
 
     def batches_like(collated: Collated) -> Stage[Any]:
         pattern: Any
@@ -178,12 +182,12 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
             if missing := [shape for shape in shapes if shape not in both]:
                 logger.warning("warm_up: no batch is planned with the shapes %s, so collate_fn makes none", missing)
             shapes[:] = [shape for shape in shapes if shape in both]
-            planned = Synthetic(lambda batch: batch, tuple(batch for shape in shapes for batch in both[shape]))
+            planned = Synthetic(lambda batch: batch, tuple(batch for shape in shapes for batch in both[shape]), known)
             return with_inputs(collated, planned)
         if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
             return TakeItems(collated, 1)
         padded = mapped(pattern, lambda tensor: tensor)  # also where the device is to pad
-        return Synthetic(partial(like, padded, rules=collated.rules), tuple(shapes))
+        return Synthetic(partial(like, padded, rules=collated.rules), tuple(shapes), known)
 
     above = with_synthetic(alone.stage, batches_like)
 

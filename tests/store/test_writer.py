@@ -539,9 +539,9 @@ def test_progress_is_reported_before_a_record_batch_is_full(tmp_path: Path) -> N
 def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     code = (
         "import time, brimful as bf\n"
-        "from brimful.core import progress\n"
+        "from brimful.core import terminal\n"
         "from brimful.store import writer\n"
-        "progress.PATIENCE_SECONDS = 0; writer.BATCH_BYTES = 1\n"
+        "terminal.PATIENCE_SECONDS = 0; writer.BATCH_BYTES = 1\n"
         "slow = lambda block: time.sleep(.05) or block\n"
         f"len(bf.from_sequence(['a'] * 30_000).map_blocks(slow).to_store({str(tmp_path / 'store')!r}, version='1'))"
     )

@@ -176,7 +176,7 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
 def type_name(kind: pa.DataType) -> str:
     """A type in words.
 
-    >>> type_name(pa.fixed_shape_tensor(pa.uint8(), (2, 3))), named(pa.int64())
+    >>> type_name(pa.fixed_shape_tensor(pa.uint8(), (2, 3))), type_name(pa.int64())
     ('an array of uint8 of shape (2, 3)', 'int64')
     """
     if isinstance(kind, pa.FixedShapeTensorType):
