@@ -1,15 +1,16 @@
 """Everything that needs a device, in at most 8 minutes, into one JSON file: `make gpu`.
 
-    python benchmarks/gpu.py [--device cuda] [--output build/gpu.json] [--seconds 12]
+    python benchmarks/gpu.py [--device cuda] [--output build/gpu.json] [--seconds 12] [--only PART ...]
 
 Where a machine has a torch of its own and nothing can be installed: PYTHONPATH=src python benchmarks/gpu.py.
 
 1. The tests in tests/gpu.
 2. Training from a token store, side by side: real tokens a second, padding, time waited. A causal transformer with random
    weights (bfloat16 on a GPU) on samples of WikiText-103's lengths, at most 512 tokens, 16,384 slots a batch: padded to 512;
-   random batches padded to their longest; a token budget; 8 buckets and torch.compile(dynamic=False), warmed up; packed rows
-   with FlexAttention and with torch's varlen attention. The same through AsyncLoader around a DataLoader.
-3. How much of the copies a kernel of their length hides.
+   random batches padded to their longest; a token budget; 8 buckets; packed rows with torch's varlen attention. With
+   torch.compile(dynamic=False), warmed up: padded to 512; packed rows with FlexAttention; 8 buckets. AsyncLoader around a
+   DataLoader.
+3. How much of the making and copying of batches kernels hide.
 4. The memory model: fitted to eight probes of that model, against six other shapes; and the largest batch that it allows.
 
 Each part stands for itself: what fails, or finds no time, is said in its place. On a CPU model and batches are small, nothing is
@@ -19,6 +20,7 @@ compiled and packed rows have a dense mask: its figures say that it runs.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import platform
@@ -26,7 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +97,17 @@ def ended(q: Tensor, k: Tensor, v: Tensor, bounds: dict[str, Any]) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     flat = (one.transpose(1, 2).flatten(0, 1) for one in (q, k, v))
-    out: Any = varlen_attn(*flat, *bounds.values(), window_size=(-1, 0))
+    named = inspect.signature(varlen_attn).parameters
+    causal: Any = {"window_size": (-1, 0)} if "window_size" in named else {"is_causal": True}  # the second: torch 2.10
+    out: Any = varlen_attn(*flat, *bounds.values(), **causal)
     return out.view(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
 
 
 class Bench:
     """A device, the sizes that suit it, and what was found on it."""
 
-    def __init__(self, device: torch.device, seconds: float) -> None:
-        self.device, self.seconds = device, seconds
+    def __init__(self, device: torch.device, seconds: float, only: Sequence[str] = ()) -> None:
+        self.device, self.seconds, self.only = device, seconds, only
         self.on_gpu = device.type == "cuda"
         self.budget = 16_384 if self.on_gpu else 1_024
         self.until = time.monotonic() + SECONDS
@@ -111,6 +116,7 @@ class Bench:
             "device": name,
             "is_gpu": self.on_gpu,
             "cores": os.cpu_count(),
+            "python": platform.python_version(),
             "torch": torch.__version__,
             "brimful": bf.__version__,
         }
@@ -119,6 +125,8 @@ class Bench:
 
     def part(self, name: str, run: Callable[[], Any]) -> None:
         """Runs a part, unless there is no time left for it, and keeps its figures, or what went wrong."""
+        if self.only and name not in self.only:
+            return
         left = self.until - time.monotonic() - RESERVE
         began = time.perf_counter()
         try:
@@ -129,8 +137,9 @@ class Bench:
         print(f"{name} ({time.perf_counter() - began:.0f} s): {json.dumps(found)}", flush=True)
 
     def synchronize(self) -> None:
+        """Waits for all that was computed, as whoever reads a loss does, not for copies beside it."""
         if self.on_gpu:
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
@@ -140,6 +149,8 @@ class Bench:
         """Forward, backward, and the optimizer's step."""
         model = self.model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=self.on_gpu)
+        if compiled:
+            torch._dynamo.reset()  # the limit of compilations counts those of all models of this class
         forward = torch.compile(model, dynamic=False) if compiled and self.on_gpu else model
 
         def step(batch: Any) -> None:
@@ -161,6 +172,14 @@ class Bench:
             optimizer.zero_grad()
 
         return step
+
+    def with_cudnn(self, batches: bf.Batches) -> dict[str, Any]:
+        """With the attention that torch prefers on some devices, which plans anew for each shape of a batch."""
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        try:
+            return self.train(batches)
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(False)
 
     def train(self, batches: bf.Batches, attention: str = "", compiled: bool = False) -> dict[str, Any]:
         """Trains on batches for so long; tokens a second, and the share of the time that the loop waited for them."""
@@ -186,20 +205,24 @@ class Bench:
             "seconds_before": round(warm, 1),
         }
 
-    def _loop(self, batches: Iterable[Any], step: Callable[[Any], None]) -> tuple[float, int]:
+    def _loop(self, batches: Iterable[Any], step: Callable[[Any], None], waits: int = 8) -> tuple[float, int]:
+        """Steps for so long, and how many they were; the host waits for its device after each `waits` of them."""
         began, steps = time.perf_counter(), 0
         for batch in batches:
             step(batch)
             steps += 1
-            if steps % 8 == 0:
-                self.synchronize()  # the host runs no further ahead
+            if steps % waits == 0:
+                self.synchronize()
             if time.perf_counter() - began > self.seconds:
                 break
         self.synchronize()
         return time.perf_counter() - began, steps
 
     def async_loader(self, data: bf.Dataset) -> dict[str, Any]:
-        """A DataLoader's batches, padded to buckets and sent ahead, beside the same sent in the loop: seconds a step."""
+        """A DataLoader's batches, padded to buckets and sent ahead, beside the same sent in the loop: seconds a step.
+
+        The loop waits for each step to end, as one that logs its loss.
+        """
         rows = _first(data, 2_000)
 
         def collate(samples: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -210,44 +233,67 @@ class Bench:
 
         def loader() -> Iterable[Any]:
             while True:
-                yield from DataLoader(rows, self.budget // MAX_LENGTH, shuffle=True, collate_fn=collate)  # type: ignore[arg-type]
+                data: Any = rows
+                yield from DataLoader(data, self.budget // MAX_LENGTH, shuffle=True, collate_fn=collate, drop_last=True)
 
         buckets = {"max_length": MAX_LENGTH, "num_buckets": 8}
-        found = {}
-        for name, prefetch in (("ahead", 2), ("in turn", 0)):
+        found, step = {}, self.step_of()
+        for name, prefetch in (("", 0), ("ahead", 2), ("in turn", 0)):  # the first has seen all shapes
             batches = bf.AsyncLoader(loader(), self.device, prefetch=prefetch, **buckets)
-            took, steps = self._loop(batches, self.step_of())
+            took, steps = self._loop(batches, step, waits=1)
             found[name] = round(took / steps, 5)
-        return found
+        return {name: took for name, took in found.items() if name}
 
     def hidden(self, data: bf.Dataset) -> dict[str, Any]:
-        """How much of the copies of batches is hidden behind a kernel of their length: alone, then beside it."""
+        """How much of the making and copying of batches is hidden behind kernels that run beside it, in milliseconds a step.
+
+        The loop waits for each kernel to end. Of two works that need not wait for each other the shorter one can be hidden:
+        `hidden` is the share of it that was.
+        """
         if not self.on_gpu:
             return {"skipped": "there are no copies without a GPU"}
+        large = [{"features": torch.rand(32, 512, 1_024)}] * 240  # 64 MB
+        sources: dict[str, Callable[[int], Any]] = {
+            "16,384 tokens of a store": lambda prefetch: data.batch_by_tokens(self.budget, window=10_000).to_device(
+                self.device, prefetch=prefetch
+            ),
+            "64 MB of a list": lambda prefetch: bf.AsyncLoader(large, self.device, prefetch=prefetch),
+        }
+        cycles = _cycles_a_millisecond()
 
-        def seconds(prefetch: int, work: float) -> float:
-            batches = data.batch_by_tokens(self.budget, window=10_000).to_device(self.device, prefetch=prefetch)
-            with batches.iter() as it:
-                for _ in range(20):
-                    next(it)
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-                for _ in range(200):
-                    next(it)
-                    torch.cuda._sleep(int(work * 1e9))
-                torch.cuda.synchronize()
-                return time.perf_counter() - began
+        def milliseconds(batches: Iterator[Any], work: float) -> float:
+            for _ in range(30):
+                next(batches)
+            self.synchronize()
+            began = time.perf_counter()
+            for _ in range(200):
+                next(batches)
+                if work:
+                    torch.cuda._sleep(int(work * cycles))
+                self.synchronize()
+            return (time.perf_counter() - began) / 200 * 1e3
 
-        found = {}
-        for milliseconds in (0.5, 1, 2, 5):
-            work = milliseconds / 1e3
-            ahead, in_turn, alone = seconds(2, work), seconds(0, work), seconds(2, 0)
-            found[f"{milliseconds} ms"] = {
-                "ahead": round(ahead, 3),
-                "in_turn": round(in_turn, 3),
-                "batches_alone": round(alone, 3),
-                "hidden": round(min(1.0, max(0.0, (in_turn - ahead) / alone)), 3),
-            }
+        def together(name: str, prefetch: int, work: float) -> float:
+            batches = iter(sources[name](prefetch))
+            try:
+                return milliseconds(batches, work)
+            finally:
+                batches.close()
+
+        found: dict[str, Any] = {}
+        for name in sources:
+            alone = together(name, 2, 0)
+            found[name] = {"batches_alone": round(alone, 3)}
+            for share in (0.5, 1.0, 2.0):
+                work = alone * share
+                kernels = milliseconds(repeat(None), work)
+                ahead, in_turn = together(name, 2, work), together(name, 0, work)
+                found[name][f"kernels of {share} as long"] = {
+                    "kernels_alone": round(kernels, 3),
+                    "ahead": round(ahead, 3),
+                    "in_turn": round(in_turn, 3),
+                    "hidden": round((alone + kernels - ahead) / min(alone, kernels), 3),
+                }
         return found
 
     def memory(self) -> dict[str, Any]:
@@ -286,7 +332,20 @@ class Bench:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
         lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or [""]
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        if done.returncode:
+            print(done.stdout, done.stderr, flush=True)
         return {"exit_code": done.returncode, "outcome": lines[-1], "failed": failed}
+
+
+def _cycles_a_millisecond() -> float:
+    """What `torch.cuda._sleep` takes for a millisecond: it counts cycles of a clock that differs from device to device."""
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(50_000_000)  # until the clock is up
+    begun.record()
+    torch.cuda._sleep(50_000_000)
+    ended.record()
+    torch.cuda.synchronize()
+    return 50_000_000 / begun.elapsed_time(ended)
 
 
 def _first(data: bf.Dataset, count: int) -> list[dict[str, Any]]:
@@ -299,9 +358,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu.json")
     parser.add_argument("--seconds", type=float, help="of each variant; the default is 12, and 2 on a CPU")
+    parser.add_argument("--only", nargs="+", metavar="PART", default=(), help="these parts, by their names in the file")
     given = parser.parse_args()
     device = torch.device(given.device)
-    bench = Bench(device, given.seconds or (12.0 if device.type == "cuda" else 2.0))
+    bench = Bench(device, given.seconds or (12.0 if device.type == "cuda" else 2.0), given.only)
+    if bench.on_gpu:  # it plans anew for each shape: what that costs is a part of its own
+        torch.backends.cuda.enable_cudnn_sdp(False)
     bench.part("tests", bench.tests)
     with tempfile.TemporaryDirectory() as folder:
         data = stored(Path(folder, "store"), 200_000 if bench.on_gpu else 5_000)
@@ -312,12 +374,18 @@ def main() -> None:
         bench.part("padded to 512", lambda: bench.train(data.batch(rows, pad_to_multiple_of=MAX_LENGTH)))
         bench.part("random, padded to the longest", lambda: bench.train(data.batch(rows)))
         bench.part("token budget", lambda: bench.train(data.batch_by_tokens(bench.budget, window=10_000)))
+        if bench.on_gpu:
+            ragged = data.batch_by_tokens(bench.budget, window=10_000)
+            bench.part("token budget, attention of cuDNN", lambda: bench.with_cudnn(ragged))
+        bench.part("8 buckets", lambda: bench.train(data.batch(static, window=10_000)))
         bench.part("packed, varlen", lambda: bench.train(packed, "varlen"))
         bench.part("copies", lambda: bench.hidden(data))
         bench.part("AsyncLoader, seconds a step", lambda: bench.async_loader(data))
         bench.part("memory model", bench.memory)
-        bench.part("8 buckets, compiled", lambda: bench.train(data.batch(static, window=10_000), compiled=True))
+        whole = bf.StaticShapes([MAX_LENGTH], bench.budget)
+        bench.part("padded to 512, compiled", lambda: bench.train(data.batch(whole, window=10_000), compiled=True))
         bench.part("packed, FlexAttention, compiled", lambda: bench.train(packed, "flex", compiled=True))
+        bench.part("8 buckets, compiled", lambda: bench.train(data.batch(static, window=10_000), compiled=True))
     given.output.parent.mkdir(parents=True, exist_ok=True)
     given.output.write_text(json.dumps(bench.found, indent=1) + "\n")
     print(f"written to {given.output}")

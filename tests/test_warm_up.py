@@ -146,6 +146,16 @@ def test_packed_rows_have_one_shape() -> None:
         assert not any(hooks), "they would slow every module down"
 
 
+def test_a_compiled_model_of_packed_rows_is_checked_without_a_warning_of_torch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Here warnings are errors: one would be an error of the step, and nothing checked."""
+    compiled = torch.compile(nn.Sequential(nn.Embedding(30_000, 4), nn.Linear(4, 4)), backend="eager")
+    data = bf.from_sequence(samples(50)).pack(128, rows=2)
+    assert list(bf.warm_up(lambda batch: compiled(batch["input_ids"]).sum().backward(), data)) == [(2, 128)]
+    assert "does not take a short batch" not in caplog.text
+
+
 def test_without_buckets_it_says_how_many_shapes_to_expect() -> None:
     batches = bf.from_sequence(samples(2_000)).batch_by_tokens(400, window=100)
     shapes = batches.shapes()

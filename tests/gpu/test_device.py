@@ -98,9 +98,10 @@ def test_the_device_holds_a_few_batches_and_no_more() -> None:
     assert torch.cuda.max_memory_allocated() - before <= 6 * size + (1 << 20)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_the_host_is_never_made_to_wait() -> None:
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for batch in bf.AsyncLoader(numbered(20), "cuda"):
             batch["input_ids"].add_(1)
     finally:

@@ -21,7 +21,7 @@ import torch
 
 import brimful as bf
 from brimful.tensors import on_device
-from brimful.tensors.on_device import MOST_SHAPES, StreamCopier
+from brimful.tensors.on_device import MOST_SHAPES, Sent, StreamCopier
 
 
 def batches(**options: Any) -> bf.Batches:
@@ -406,6 +406,46 @@ def test_a_batch_is_copied_once_from_pinned_memory_and_kept_until_the_compute_ha
     assert (out["flags"].tolist(), out["text"]) == ([True], ["a"])
     assert out["input_ids"].data_ptr() in kept
     assert out["flags"].data_ptr() in kept
+
+
+def test_what_nested_tensors_keep_on_the_host_is_not_recorded_for_the_device() -> None:
+    """Their shortest and longest length, where these are known, stay in tensors of the CPU; their values and offsets do not."""
+    values, offsets = torch.empty(3, device="meta"), torch.empty(3, dtype=torch.int64, device="meta")
+    nested = torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=1, max_seqlen=2)
+    kept: list[str] = []
+    with (
+        patch.object(torch, "fake", Streams(), create=True),
+        patch.object(torch.Tensor, "record_stream", lambda self, stream: kept.append(self.device.type)),
+    ):
+        beside = copier_of(Streams(), torch.device("meta"), copies=False)
+        assert beside.receive(Sent({"input_ids": nested}, "copied", (nested,)))["input_ids"] is nested
+    assert kept == ["meta", "meta"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_device_that_is_behind_is_no_wait_for_data(prefetch: int) -> None:
+    """The host has nothing to do but to take batches: by the clock, all time goes by while the device catches up."""
+    clock = [0.0]
+
+    class Behind(Streams):
+        def Event(self, blocking: bool) -> Any:  # noqa: N802
+            def synchronize() -> None:
+                clock[0] += 1.0
+
+            return SimpleNamespace(record=lambda stream: None, synchronize=synchronize)
+
+    empty = torch.empty
+    with (
+        patch.object(on_device, "copier", lambda device, copies: copier_of(Behind(), device, copies=copies)),
+        patch.object(torch, "fake", Behind(), create=True),
+        patch.object(torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options)),
+        patch.object(torch.Tensor, "record_stream", lambda self, stream: None),
+        patch.object(time, "perf_counter", lambda: clock[0]),
+        batches().to_device("cpu", prefetch=prefetch).iter() as it,
+    ):
+        taken = sum(1 for _ in it)
+        assert it.stats.seconds == taken - on_device.LAG - 1 > 10
+        assert it.stats.seconds_waited == 0
 
 
 def test_torch_is_not_imported_by_a_description() -> None:

@@ -20,7 +20,8 @@ Counts: TypeAlias = dict[str, tuple[int, str | None]]
 class Counters:
     """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator.
 
-    `made` queues what each batch on its way to the consumer holds, in the order in which they were made.
+    `made` queues what each batch on its way to the consumer holds, in the order in which they were made. `behind`: seconds of the
+    consumer's `next` in which it waited for its own device to catch up, not for data.
 
     Args:
         log: called with the message of a count, the first time.
@@ -28,6 +29,7 @@ class Counters:
 
     def __init__(self, log: Callable[[str], None] = logger.warning) -> None:
         self.made: deque[Any] = deque()
+        self.behind: float = 0.0
         self._log = log
         self._counts: Counts = {}
         self._lock = threading.Lock()

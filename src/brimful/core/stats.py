@@ -55,7 +55,8 @@ class Stats(Mapping[str, Any]):
 
     `seconds` is the time from the first call of `next` to the end of the last one. The consumer waited for
     `seconds_waited` of these, and for `seconds_to_first` for the first item. `stall_share` is the share of waiting.
-    Time between two calls belongs to the consumer, pauses included.
+    Time between two calls belongs to the consumer, pauses included. So does the time in which `next` lets a device
+    catch up that is several batches behind.
 
     These count what was left out on the way to the items that were taken. A window counts when its first batch is taken.
     What was counted before a state was saved is not counted again by a resume: both runs together count it once. What a
@@ -135,7 +136,8 @@ class Stats(Mapping[str, Any]):
         """Counts a call of `next`, by a clock of seconds."""
         if self._first is None:
             self._first, self.seconds_to_first = began, ended - began
-        self.seconds, self.seconds_waited = ended - self._first, self.seconds_waited + ended - began
+        behind, self._tally.behind = self._tally.behind, 0.0
+        self.seconds, self.seconds_waited = ended - self._first, self.seconds_waited + ended - began - behind
 
     def log_to(self, writer: Writer, step: int, prefix: str = "data/") -> None:
         """Writes each figure as a scalar, to TensorBoard's SummaryWriter or any object with its `add_scalar`.

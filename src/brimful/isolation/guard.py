@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
@@ -326,7 +327,9 @@ def outermost_calls(run: Callable[[], Any]) -> list[tuple[nn.Module, dict[str, A
     handles = [hooks.register_module_forward_pre_hook(before)]
     handles.append(hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True))
     try:
-        run()
+        with warnings.catch_warnings():  # of compiled modules, to whoever registers such hooks
+            warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+            run()
     finally:
         for handle in handles:
             handle.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from brimful.core.ahead import AHEAD, defer, items_ahead, then
+from brimful.core.counters import COUNTERS
 from brimful.core.facts import Facts, following
 from brimful.core.stage import Stage, State, not_in_state, running
 from brimful.plan.errors import check_count
@@ -120,7 +122,8 @@ class StreamCopier:
     torch's caching host allocator: it hands one out again once the copies from it have ended, which it knows by events. What
     arrives is fresh memory of the copy stream's, and `record_stream` keeps it from being used again before the compute
     that was given it has run. A tensor that is there twice in a batch is copied once. A consumer whose host runs ahead of its
-    device has no more than `LAG` batches there that were taken and not computed: the thread that sends waits for them.
+    device has no more than `LAG` batches there that were taken and not computed: it waits for them as it takes the next one,
+    which is no time waited for data.
     """
 
     def __init__(self, device: torch.device, copies: bool) -> None:
@@ -132,8 +135,6 @@ class StreamCopier:
     def send(self, item: Any) -> Sent:
         """Begins to copy the tensors of a batch, in the thread that makes it; those that are on the device already stay there, or
         are copied by the stream that made them, which may write to them next."""
-        while len(self._used) > LAG:
-            self._used.popleft().synchronize()
         tensors = {id(tensor): tensor for tensor in tensors_of(item)}
         made_here = {key: tensor for key, tensor in tensors.items() if tensor.device == self._device}
         maker = self._backend.current_stream(self._device)
@@ -146,7 +147,8 @@ class StreamCopier:
             return Sent(arrived, self._stream.record_event(), tuple(tensors_of(arrived)))
 
     def receive(self, sent: Sent) -> Any:
-        """The batch, for use by what the caller's current stream runs from now on; nobody waits on the host."""
+        """The batch, for use by what the caller's current stream runs from now on. The host waits for no copy."""
+        self._catch_up()
         stream = self._backend.current_stream(self._device)
         event = self._backend.Event(blocking=True)
         event.record(stream)
@@ -154,8 +156,19 @@ class StreamCopier:
         stream.wait_event(sent.arrives)
         for tensor in sent.fresh:
             for part in _parts(tensor):
-                part.record_stream(stream)
+                if part.device.type == self._device.type:  # nested tensors keep two of theirs on the host
+                    part.record_stream(stream)
         return sent.item
+
+    def _catch_up(self) -> None:
+        """Waits until the device is no more than `LAG` batches behind."""
+        if len(self._used) <= LAG:
+            return
+        began = time.perf_counter()
+        while len(self._used) > LAG:
+            self._used.popleft().synchronize()
+        if (counters := COUNTERS.get()) is not None:
+            counters.behind += time.perf_counter() - began
 
     def _sent(self, tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """The copy of each tensor, by the tensor's id."""
