@@ -44,6 +44,7 @@ from brimful.batching.windows import Buffered, Planned
 from brimful.core.ahead import Ahead
 from brimful.core.facts import facts_of
 from brimful.core.repeat import Repeat
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
 from brimful.encoding.encoders import chat_encoder_for, encoder_for
 from brimful.index.indexed import Choose as IndexChoose
@@ -127,7 +128,7 @@ class Blocks(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [epoch, 0]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, number = at
         rows = samples_of(self.lengths, first=1000 * epoch)
         rows = rows[epoch:] + rows[:epoch]

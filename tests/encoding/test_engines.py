@@ -16,7 +16,8 @@ import pytest
 from tokenizers import pre_tokenizers as p
 
 import brimful as bf
-from brimful.core.background import RUN, Running, Workers
+from brimful.core.run import Run
+from brimful.core.threads import Workers
 from brimful.encoding import engines
 from brimful.encoding.encoder import Encoder
 from brimful.encoding.encoder_kinds import GigatokenEncoder, TransformersEncoder
@@ -286,8 +287,8 @@ def test_what_another_run_has_begun_to_audit_is_audited_anew() -> None:
 
     def begun() -> list[Callable[[], None]]:
         """What is awaited of three blocks of an iterator."""
-        RUN.set(Running())
-        return [engine.begin(pa.array(["x"] * 600))[1] for _ in range(3)]
+        with Run().entered():
+            return [engine.begin(pa.array(["x"] * 600))[1] for _ in range(3)]
 
     asked: list[int] = []
     engine = engines.Engine((engines.Way("cache", lambda: encode),), own, "mine")

@@ -279,7 +279,7 @@ def most():
 local.RESIDENT_BYTES, order.WINDOW_RUNS = int(sys.argv[2]), 64
 stage = bf.from_store(sys.argv[1], shuffle=True).stage
 before = rows = 0
-for block, _ in stage.items(stage.start(0)):
+for block, _ in stage.items(stage.start(0), Run()):
     rows += block.num_rows
     before = before or (rows >= 4_096 and most())
 assert rows == 50_000

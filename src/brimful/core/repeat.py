@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from brimful.core.facts import Facts, facts_of, following, shown
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State, running, with_inputs
 from brimful.plan.errors import DataError, logger
 from brimful.plan.once import once
@@ -37,14 +38,14 @@ class Repeat(Stage[T]):
         flowing = self._flowing
         return reached(epoch, self.upstream.start(epoch)) if flowing is None else flowing.start(epoch)
 
-    def items(self, at: State) -> Generator[tuple[T, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[T, State], None, None]:
         if self._flowing is not None:
-            yield from self._flowing.items(at)
+            yield from self._flowing.items(at, run)
             return
         waiting = Waiting(self, at)
         epoch, before = at["epoch"], at["rows"]
         while True:
-            with running(self.upstream, before) as items:
+            with running(self.upstream, before, run) as items:
                 for item, after in items:
                     state = reached(epoch, after)
                     waiting.got(getattr(item, "num_rows", 1), state)
@@ -155,7 +156,7 @@ class Waiting:
 
 
 @contextmanager
-def awaited(stage: Stage[Any], at: State) -> Iterator[Iterator[tuple[Any, State]]]:
+def awaited(stage: Stage[Any], at: State, run: Run | None = None) -> Iterator[Iterator[tuple[Any, State]]]:
     """The blocks of `stage` that follow `at`, as `running` gives them, for somebody who waits for a row of theirs."""
     waiting = Waiting(stage, at)
 
@@ -164,5 +165,5 @@ def awaited(stage: Stage[Any], at: State) -> Iterator[Iterator[tuple[Any, State]
             waiting.got(block.num_rows, after)
             yield block, after
 
-    with running(stage, at) as items:
+    with running(stage, at, run) as items:
         yield counted(items)

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.background import RUN, Workers
 from brimful.core.counters import with_counters
+from brimful.core.run import Run
+from brimful.core.threads import Workers
 from brimful.encoding import compiled
 from brimful.encoding.special_tokens import SpecialTokens
 from brimful.encoding.word_cache import WordCache
@@ -125,7 +126,7 @@ class Engine:
                 process has for it, and in one of 4,096 after that.
         """
         texts.validate(full=True)  # UTF-8: what an engine makes of anything else is nobody's
-        key, run = self._key, RUN.get()
+        key, run = self._key, Run.here()
         begun = {} if run is None else run.pools.setdefault(id(self), {})  # a run's blocks are handed out in order
         seen = max(_SEEN.get(key, 0), begun.get(key, 0))
         if seen >= AUDITED_TEXTS:
@@ -138,7 +139,7 @@ class Engine:
         begun[key] = seen + worth
         worker = Workers(1, "audit")
         under_way = SimpleQueue[None]() if self.ways[0].slow and "_taken" not in vars(self) else None
-        worker.belong()
+        worker.belong(run)
         audited = worker.submit(self._tokenized, texts, rows, under_way)
         worker.finish()  # nobody may wait for it: workers that a loader keeps outlive the iterator
         try:

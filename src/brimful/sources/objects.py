@@ -17,7 +17,7 @@ import fsspec.asyn
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.background import Workers, awaited
+from brimful.core.threads import Workers, awaited
 from brimful.plan.errors import DataError, logger
 from brimful.sources.retry import OtherContentError, absent, may_have_changed, said, transient
 from brimful.tables.ragged import distinct

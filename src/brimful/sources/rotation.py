@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from brimful.core.background import Workers, awaited
 from brimful.core.counters import Counts, add_counts, apart, count
+from brimful.core.threads import Workers, awaited
 from brimful.sources.format import PlacedRows, Position
 from brimful.tables.blocks import Block
 from brimful.tables.ragged import EMPTY, array_of, concat, offsets_of, runs

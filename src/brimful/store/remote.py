@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.background import Workers, awaited
+from brimful.core.threads import Workers, awaited
 from brimful.index.index import RowSet
 from brimful.plan.errors import DataError
 from brimful.plan.once import once
