@@ -545,7 +545,7 @@ def batches_of(
     texts = data.texts()
     rules = replace(_rules(known, columns, planner.packs), left_out=() if form.keep_text else texts)
     if planner.truncate_side != "right":
-        planner = replace(cast(Any, planner), token_columns=rules.beside_tokens)
+        planner = replace(cast(Any, planner), token_columns=rules.token_aligned_columns)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
     originals = data.originals()
     if originals is not None:
@@ -557,7 +557,7 @@ def batches_of(
         else integer("balance_group", order.balance_group, 1, "batch")
     )
     rows, batches = _rows(window, parts * group)
-    unmasked = rules.beside_tokens if planner.packs else ()
+    unmasked = rules.token_aligned_columns if planner.packs else ()
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
     if data.streamed_by:

@@ -29,7 +29,7 @@ from brimful.index.order import RUN_ROWS
 from brimful.store import index, local, manifest
 from brimful.store.index import StoreIndex, verify_store
 from brimful.store.local import LocalFolder, MappedFile
-from brimful.store.manifest import MANIFEST, SideFile
+from brimful.store.manifest import MANIFEST, SidecarFile
 from brimful.store.writer import write_store
 from brimful.tables.origins import ORIGIN, ORIGIN_TYPE
 from brimful.testing import assert_exact_resume
@@ -221,7 +221,7 @@ def test_a_thousand_files_open_without_a_touch(tmp_path: Path) -> None:
     assert len(manifest.files) == 1000
     seconds = []
 
-    def side_file(folder: Path, file: SideFile) -> MappedFile:
+    def side_file(folder: Path, file: SidecarFile) -> MappedFile:
         assert file.name == "lengths.input_ids.npy", "a file of rows was touched"
         return MappedFile(folder, file)
 

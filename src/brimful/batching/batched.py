@@ -18,11 +18,11 @@ from brimful.batching.labels import LabelsFollow
 from brimful.batching.planners import BatchPlanner
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
-from brimful.core.counters import COUNTERS, Counts, add_counts, count
+from brimful.core.counters import Counts, add_counts, count, counting
 from brimful.core.counters import apart as counts_apart
 from brimful.core.facts import Facts, following, rng_slot
 from brimful.core.header import described
-from brimful.core.repeat import Waiting
+from brimful.core.repeat import EmptyEpochGuard
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, StreamId, not_in_state, running
 from brimful.plan import random
@@ -72,7 +72,7 @@ def _counted_in_turn(
     """The parts of batches, each of which counts by itself what a resume after it does not plan again."""
     turn = planned.window.turn
     assert turn is not None
-    empty = COUNTERS.get() is not None and not planned.window.lengths.all()  # else nobody counts, or there is nothing
+    empty = counting() and not planned.window.lengths.all()  # else nobody counts, or there is nothing
     before = 0
     for part, done in parts:
         turn.left_out(done)
@@ -197,7 +197,7 @@ class Batched(Stage[Batch]):
             StateError: the window that is read again is made into other batches, of which some would be lost.
         """
         here = rng_slot(self)
-        waiting = Waiting(self, at[0])
+        waiting = EmptyEpochGuard(self, at[0])
         made, saved = 0, at[3]
         before = after = at[4] if self.balance_cost is not None else 0
 
@@ -209,7 +209,7 @@ class Batched(Stage[Batch]):
             if done and made != saved:
                 _other_plan(window, f"{self.label}({self.planned_by})", run)
             before, after = after, (after + len(order)) % self.balance_group
-            waiting.got(len(order), state)
+            waiting.saw(len(order), state)
             if window.turn is not None:
                 return _counted_in_turn(planned.part(order), left_out, parts(planned, order, done))
             if not done:  # else it was counted before
@@ -229,9 +229,7 @@ class Batched(Stage[Batch]):
     ) -> tuple[PlannedBatches, NDArray[np.int64]]:
         """The batches of a window, and their order without the incomplete ones where these are not wanted."""
         batches = self.planner.batches(window, key)
-        if (
-            COUNTERS.get() is not None and window.turn is None
-        ):  # else somebody counts batches, or they are counted in turn
+        if counting() and window.turn is None:  # else somebody counts batches, or they are counted in turn
             _count_empty(batches, self.planner.needs_lengths)
         complete = self.planner.complete(batches, last) if self.drop_last else np.ones(len(batches), dtype=bool)
         if not complete.all():

@@ -21,10 +21,11 @@ class Counters:
 
     Args:
         log: called with the message of a count, the first time.
+        wanted: whether somebody wants to know: where an epoch is only planned, nobody does.
     """
 
-    def __init__(self, log: Callable[[str], None] = logger.warning) -> None:
-        self._log = log
+    def __init__(self, log: Callable[[str], None] = logger.warning, wanted: bool = True) -> None:
+        self._log, self.wanted = log, wanted
         self._counts: Counts = {}
         self._lock = threading.Lock()
 
@@ -61,6 +62,12 @@ def count(name: str, number: int, message: str | None = None) -> None:
         (COUNTERS.get() or Counters()).add(name, number, message)
 
 
+def counting() -> bool:
+    """Whether somebody wants to know what the code of this thread leaves out."""
+    counters = COUNTERS.get()
+    return counters is not None and counters.wanted
+
+
 def apart(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
     """`fn(*args)`, and what it left out, which nobody has counted. Whoever reads ahead adds that (`add_counts`) right before it
     hands on the item that came of it, and whoever reads again what came before a state drops it. So each thing that is left out
@@ -69,7 +76,7 @@ def apart(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
     >>> apart(lambda: count("dropped", 2, "too long"))
     (None, {'dropped': (2, 'too long')})
     """
-    into = quiet_counters()
+    into = Counters(lambda message: None, counting())
     before = COUNTERS.set(into)
     try:
         result = fn(*args)

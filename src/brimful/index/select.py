@@ -57,7 +57,7 @@ class Filter(Selected):
         }  # rows, in any order
         words = [[source, *later], _told_apart(self.fn), self.on_error, self.version]
         name = f"filter.{hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:16]}"
-        return self.upstream.data.beside(name, len(self.upstream.index), self._asked)
+        return self.upstream.data.cached_mask(name, len(self.upstream.index), self._asked)
 
     def _asked(self, working: Callable[[], None]) -> NDArray[np.bool_]:
         """The answers of the function. `working` is called after each block."""

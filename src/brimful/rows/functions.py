@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from brimful.core.counters import COUNTERS, Counters, Counts, OnError, add_counts, apart, skipped
 from brimful.core.facts import Facts, following, refuse_streams, verb_of
-from brimful.core.repeat import Waiting
+from brimful.core.repeat import EmptyEpochGuard
 from brimful.core.run import Run, Stopped, stopping
 from brimful.core.stage import END, Stage, State, not_in_state
 from brimful.plan import random
@@ -180,13 +180,13 @@ class TypedFunction(Typed, Generic[Made]):
     def _first(self, calls: Iterator[CallResult[Made | Fitted]]) -> _First[Made]:
         """The first calls, as many as give the types. An error that comes after them is kept, and raised in its turn."""
         items: list[tuple[CallResult[Made | Fitted], Counts]] = []
-        count, wanted, waiting = 0, FIRST_ROWS, Waiting(self, None)
+        count, wanted, waiting = 0, FIRST_ROWS, EmptyEpochGuard(self, None)
         failure = None
         try:
             while count < wanted and (found := apart(next, calls, None))[0] is not None:
                 items.append(found)
                 own = sum(map(len, _there([found])))
-                waiting.got(own, found[0].after)
+                waiting.saw(own, found[0].after)
                 count += own
                 while wanted <= count and wanted < SAMPLE_ROWS and not self.types_of(_there(items, wanted))[1]:
                     wanted = min(2 * wanted, SAMPLE_ROWS)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from brimful.core.counters import Counts, add_counts, apart
 from brimful.core.facts import Facts, refuse_streams, verb_of
 from brimful.core.header import described
-from brimful.core.repeat import Waiting, reached
+from brimful.core.repeat import EmptyEpochGuard, reached
 from brimful.core.run import Run
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, not_in_state, running
 from brimful.plan.errors import StateError
@@ -283,7 +283,7 @@ class _Source:
         self.weight = self.owed = 0.0  # of the next rows
         self.ended, self.passed = bool(flags & 1), bool(flags & 2)
         self.cursor = Cursor(upstream, run, *at)
-        self._waiting = Waiting(upstream, reached(self.epoch, None))
+        self._waiting = EmptyEpochGuard(upstream, reached(self.epoch, None))
 
     @property
     def time(self) -> float:
@@ -309,7 +309,7 @@ class _Source:
         Raises:
             DataError: so it was in 1,000 epochs.
         """
-        self._waiting.got(0, reached(self.epoch, None))
+        self._waiting.saw(0, reached(self.epoch, None))
         before, self.passed = self.served, True
         self.served = max(self.served + 1, int(min(time * self.weight, ENDLESS)))
         return self.served - before
@@ -324,7 +324,7 @@ class _Source:
     def take(self, rows: int, served: int) -> Block:
         self.served += served
         if rows:
-            self._waiting.got(rows, reached(self.epoch, None))
+            self._waiting.saw(rows, reached(self.epoch, None))
         return self.cursor.take(rows)
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ class ColumnRules:
         """
         if name in self.length_columns:
             return self.length_columns.index(name)
-        return 0 if name in self.beside_tokens else None
+        return 0 if name in self.token_aligned_columns else None
 
     @property
     def labels_follow(self) -> LabelsFollow:
@@ -108,7 +108,7 @@ class ColumnRules:
         return LabelsFollow(self.follows(LABELS), self.follows(SHIFTED), self.length_columns, as_numbers)
 
     @property
-    def beside_tokens(self) -> tuple[str, ...]:
+    def token_aligned_columns(self) -> tuple[str, ...]:
         """The first length column and the lists that are cut, padded and packed with it, as far as there are such."""
         named = TOKEN_COLUMNS if self.token_columns is None else self.token_columns
         return self.length_columns[0], *named, *([MASK] if self.packs and MASK not in named else [])
