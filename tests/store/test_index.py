@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -24,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.core.facts import Facts, following
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.order import RUN_ROWS
 from brimful.store import index, local, manifest
@@ -270,6 +270,7 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
 import sys
 import brimful as bf
 from brimful.index import order
+from brimful.core.run import Run
 from brimful.store import local
 
 def most():
@@ -503,10 +504,9 @@ class Made(Given):
 
     known: Padding | None = None
 
-    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return {
-            "input_ids": (SimpleNamespace(padding=self.known, vocabulary=None, num_ids=0, fingerprint=lambda: "one"),)
-        }
+    def facts(self, *inputs: Facts) -> Facts:
+        made = SimpleNamespace(padding=self.known, vocabulary=None, num_ids=0, fingerprint=lambda: "one")
+        return following(self, tokenizers=lambda: {"input_ids": (made,)})
 
 
 def test_padding_is_kept_and_changes_no_fingerprint(tmp_path: Path) -> None:
