@@ -29,7 +29,7 @@ class Coalesced(Stage[Block]):
         return self.upstream.start(epoch)
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        yield from buffer.coalesced(self.upstream, at)
+        yield from buffer.coalesced(self.upstream, at, run)
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class Counted(Given):
         super().__init__(blocks)
         object.__setattr__(self, "_read", read)
 
-    def items(self, at: Any) -> Any:
+    def items(self, at: Any, run: Any) -> Any:
         for block, after in super().items(at, Run()):
             self._read.append(after)  # type: ignore[attr-defined]
             yield block, after
