@@ -846,7 +846,7 @@ ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to an
 LOADERS: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {  # batches, of whatever makes them
     Loaded: st.builds(lambda items: partial(Loaded, items), st.lists(st.integers())),
     Synthetic: st.builds(
-        lambda shapes: partial(Synthetic, str, tuple(shapes)),
+        lambda shapes: partial(Synthetic, str, tuple(shapes), None),
         st.lists(st.tuples(few, few), min_size=1, max_size=5),
     ),
 }

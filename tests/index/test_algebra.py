@@ -438,7 +438,7 @@ def test_a_store_that_is_far_away_is_told_of_the_rows_that_are_kept() -> None:
     told: list[np.ndarray[Any, Any]] = []
 
     class Far(SequenceIndex):
-        expects = True  # type: ignore[assignment]
+        prefetches = True  # type: ignore[assignment]
 
         def prefetch_hint(self, sets: Sequence[RowSet]) -> None:
             told.extend(one.rows() for one in sets)
