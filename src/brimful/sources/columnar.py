@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from brimful.core.counters import OnError
 from brimful.plan.errors import DataError, StateError
-from brimful.sources.bytes import Bytes
+from brimful.sources.bytes import Bytes, PrefetchedFile
 from brimful.sources.format import Format, Parsed, Piece, Position, ShardReader, bisected
-from brimful.sources.prefetched import PrefetchedFile
 from brimful.tables.blocks import Block
 from brimful.tables.plain import as_plain, inside, plain
 from brimful.tables.ragged import EMPTY, array_of, concat

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from brimful.plan.errors import DataError, StateError
-from brimful.sources.bytes import Bytes
+from brimful.sources.bytes import Bytes, PrefetchedFile, RandomAccessFile
 from brimful.sources.columnar import BUFFER_BYTES, ROWS, ColumnarFormat, ColumnarRows, Unit
 from brimful.sources.format import Position, ShardReader, Wanted
-from brimful.sources.prefetched import PrefetchedFile, RandomAccessFile
 
 
 @final
@@ -115,5 +114,5 @@ class _Refusing(RandomAccessFile):
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def bytes(self, first: int, count: int) -> memoryview:
+    def bytes_at(self, first: int, count: int) -> memoryview:
         raise _RefusedError
