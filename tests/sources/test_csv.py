@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.sources.format import Wanted
+from brimful.sources.format import ReadRequest
 from brimful.sources.formats import FORMATS
 from brimful.testing import assert_exact_resume
 from tests.damage import Outcome, damaged, outcome
@@ -548,8 +548,8 @@ def test_a_header_of_other_delimiters_is_an_error(tmp_path: Path, name: str, hea
 
 
 def test_a_first_good_row_that_came_after_the_columns_were_looked_for_is_refused() -> None:
-    wanted = Wanted("x", "line", CSV.start, pa.schema([]), closed=True, on_error="raise", inferred=True)
-    reader = CSV.open(Memory(b"a,b\n1,2\n"), wanted)
+    request = ReadRequest("x", "line", CSV.start, pa.schema([]), closed=True, on_error="raise", inferred=True)
+    reader = CSV.open(Memory(b"a,b\n1,2\n"), request)
     message = r"^shard x, line 2: no row was good when the columns were looked for, and one is now; begin anew$"
     with pytest.raises(bf.DataError, match=message):
         list(iter(reader.read, None))

@@ -19,7 +19,7 @@ import pytest
 import brimful as bf
 from brimful.core.counters import OnError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format, Parsed, Piece, ShardReader, Wanted
+from brimful.sources.format import Format, Parsed, Piece, ReadRequest, ShardReader
 from brimful.sources.formats import FORMATS, format_of
 from brimful.testing import assert_exact_resume
 
@@ -42,8 +42,8 @@ class Groups(Format):
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         return pa.schema({"n": pa.int64()}) if file.read(1) else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        return GroupReader(file, wanted)
+    def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
+        return GroupReader(file, request)
 
 
 class GroupReader(ShardReader):

@@ -14,7 +14,7 @@ import pyarrow as pa
 from brimful.plan.errors import DataError
 from brimful.sources.bytes import Bytes, PrefetchedFile, RandomAccessFile
 from brimful.sources.columnar import ColumnarFormat, ColumnarRows, Unit
-from brimful.sources.format import Position, ShardReader, Wanted
+from brimful.sources.format import Position, ReadRequest, ShardReader
 from brimful.tables.plain import any_part
 
 _MAGIC: Final = b"ARROW1"
@@ -41,8 +41,8 @@ class Arrow(ColumnarFormat):
         messages = Messages(file)
         return messages.schema if any(message.rows for message in messages.read(messages.first)) else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        return ArrowRows(file, wanted)
+    def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
+        return ArrowRows(file, request)
 
 
 class Message(NamedTuple):

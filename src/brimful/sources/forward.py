@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import READ_BYTES, Bytes
-from brimful.sources.format import Parsed, Piece, ShardReader, Wanted
+from brimful.sources.format import Parsed, Piece, ReadRequest, ShardReader
 
 D = TypeVar("D")
 
@@ -162,9 +162,9 @@ class ForwardReader(ShardReader, Generic[D]):
     """
 
     def __init__(
-        self, file: Bytes, wanted: Wanted, records: Iterator[Records[D]], parse: Callable[[Records[D]], Parsed]
+        self, file: Bytes, request: ReadRequest, records: Iterator[Records[D]], parse: Callable[[Records[D]], Parsed]
     ) -> None:
-        super().__init__(file, wanted)
+        super().__init__(file, request)
         self._records, self._parse = records, parse
 
     def pieces(self) -> Iterator[Piece]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from brimful.core.background import Workers, awaited
 from brimful.core.counters import Counts, add_counts, apart, count
-from brimful.sources.format import PlacedRows, Position
+from brimful.sources.format import Position, RowsAt
 from brimful.tables.blocks import Block
 from brimful.tables.ragged import EMPTY, array_of, concat, offsets_of, runs
 
@@ -100,7 +100,7 @@ class Rotation:
 class Readable(Protocol):
     """The rows of a shard: a `ShardReader`, or a stream from one elsewhere."""
 
-    def read(self) -> PlacedRows | None: ...
+    def read(self) -> RowsAt | None: ...
 
     def close(self) -> None: ...
 
@@ -128,7 +128,7 @@ class OpenShard:
         self.number, self.at = number, at
         self._open, self._workers, self._url, self._timeout, self._unit = open_reader, workers, url, timeout, unit
         self._reader: Readable | None = None
-        self._rows = PlacedRows(EMPTY, np.empty((0, len(at)), dtype=np.int64))
+        self._rows = RowsAt(EMPTY, np.empty((0, len(at)), dtype=np.int64))
         self._ended = False
         self._error: Exception | None = None
         self._rest: Counts = {}  # left out after the last row
@@ -156,7 +156,7 @@ class OpenShard:
             add_counts(rest)
         return min(self._wanted(rows, size), self._rows.num_rows)
 
-    def take(self, rows: int) -> PlacedRows:
+    def take(self, rows: int) -> RowsAt:
         """The next `rows` of the rows that `fill` counted."""
         taken, self._rows = self._rows.split(rows)
         self.at = tuple(taken.positions[-1].tolist())
@@ -171,15 +171,15 @@ class OpenShard:
             self._next.cancel()
             self._next.add_done_callback(self._close)
 
-    def _begun(self) -> Future[PlacedRows | None] | None:
+    def _begun(self) -> Future[RowsAt | None] | None:
         return None if self._workers is None else self._workers.submit(self._read)
 
-    def _arrived(self) -> PlacedRows | None:
+    def _arrived(self) -> RowsAt | None:
         if self._next is None:
             return self._read()
         return arrived(self._next, self._url, self._timeout, f"{self._unit} {self.at[-1] + 1:,}")
 
-    def _read(self) -> PlacedRows | None:
+    def _read(self) -> RowsAt | None:
         if self._reader is None:
             self._reader = self._open()
         return self._reader.read()
