@@ -64,7 +64,7 @@ def outcome(
     def read() -> str | None:
         try:
             while (more := reader.read()) is not None:
-                count("skipped", more.num_skipped)
+                count("skipped", int(more.skipped.sum()))
                 rows.extend(visible(more.block).to_pylist() if more.block.num_rows else [])
                 positions.extend(tuple(position) for position in more.positions.tolist())
         except DataError as error:

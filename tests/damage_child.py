@@ -79,7 +79,7 @@ def read(form: str, path: Path, schema: pa.Schema, on_error: OnError) -> int:
     rows = 0
     try:
         while (more := reader.read()) is not None:
-            count("skipped", more.num_skipped)
+            count("skipped", int(more.skipped.sum()))
             assert more.block.num_rows == len(more.positions) or not more.block.num_rows
             rows += more.block.num_rows
             assert rows < MOST, "it does not end"

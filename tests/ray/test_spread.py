@@ -112,7 +112,7 @@ def test_tasks_have_the_types_of_the_whole(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.data())
 def test_rows_that_were_split_are_whole_again(counts: list[int], data: Any) -> None:
     block = pa.RecordBatch.from_pydict({"n": np.repeat(np.arange(len(counts)), counts)})
-    whole = RowsAt(block, np.arange(len(counts))[:, None], np.cumsum(counts))
+    whole = RowsAt(block, np.arange(len(counts))[:, None], np.zeros(len(counts), int), np.cumsum(counts))
     first, rest = whole.split(data.draw(st.integers(1, len(counts))))
     assert first.block.num_rows == sum(counts[: first.num_rows])
     again = first.then(rest)

@@ -17,7 +17,7 @@ from brimful.core.stage import END, Stage, State, named, not_in_state, running
 from brimful.plan.errors import logger
 from brimful.ray.cluster import Cluster, check_address
 from brimful.sources.files import FromFiles
-from brimful.sources.format import Position, RowsAt, ShardReader
+from brimful.sources.format import Position, RowsAt, ShardReader, no_rows
 from brimful.sources.rotation import OpenShard
 from brimful.sources.urls import Shard
 from brimful.tables.blocks import Block
@@ -141,7 +141,7 @@ class OneBlock(Stage[Block]):
 def made_of(job: Job, shard: Shard, name: str, at: Position) -> Iterator[tuple[RowsAt, Position]]:
     """The rows of a shard from a position on as the stages make them, in pieces, each with the position after it."""
     reader = job.files.reader(shard, name, at)
-    held, after = RowsAt(EMPTY, np.zeros((0, len(at)), np.int64), np.zeros(0, np.int64)), at
+    held, after = no_rows(at)._replace(ends=np.zeros(0, np.int64)), at
     failure: Exception | None = None
     with closing(read_ahead(partial(_read, reader), 1, "read")) as reads:
         while True:

@@ -36,9 +36,6 @@ class ColumnarFormat(Format):
     unit = "row"
     start: Position = (0, 0, 0, 0)
 
-    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
-        pass
-
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         try:
             found = self.columns(PrefetchedFile(file))

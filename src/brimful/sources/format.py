@@ -16,7 +16,7 @@ from brimful.plan.errors import DataError, StageError, StateError, logger
 from brimful.sources.bytes import Bytes
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import concat, with_column
+from brimful.tables.ragged import EMPTY, concat, with_column
 from brimful.tables.schema import UNFIT, block_of, fitting, misfit
 
 T = TypeVar("T")
@@ -33,24 +33,20 @@ class RowsAt(NamedTuple):
     """Rows of a shard, and the position after each, int64 (n, k).
 
     Args:
+        skipped: how many bad records lie between each row and the one before it, int64 (n,). A resume at a row has those after
+            it read again, so that they are counted when their row is taken.
         ends: where stages have run over the rows: how many rows of the block they have become up to each of them, int64 (n,);
             None: one each.
-        skipped: how many bad records lie between each row and the one before it, int64 (n,); None: nowhere any. A resume at a
-            row has those after it read again, so that they are counted when their row is taken.
     """
 
     block: Block
     positions: NDArray[np.int64]
+    skipped: NDArray[np.int64]
     ends: NDArray[np.int64] | None = None
-    skipped: NDArray[np.int64] | None = None
 
     @property
     def num_rows(self) -> int:
         return len(self.positions)
-
-    @property
-    def num_skipped(self) -> int:
-        return 0 if self.skipped is None else int(self.skipped.sum())
 
     def split(self, rows: int) -> tuple[RowsAt, RowsAt]:
         """The first of them, and the others."""
@@ -60,10 +56,9 @@ class RowsAt(NamedTuple):
             cut = int(self.ends[rows - 1]) if rows else 0
             first, rest = self.ends[:rows], self.ends[rows:] - cut
         block, positions, skipped = self.block, self.positions, self.skipped
-        bad = (None, None) if skipped is None else (skipped[:rows], skipped[rows:])
         return (
-            RowsAt(block.slice(0, cut), positions[:rows], first, bad[0]),
-            RowsAt(block.slice(cut), positions[rows:], rest, bad[1]),
+            RowsAt(block.slice(0, cut), positions[:rows], skipped[:rows], first),
+            RowsAt(block.slice(cut), positions[rows:], skipped[rows:], rest),
         )
 
     def then(self, more: RowsAt) -> RowsAt:
@@ -73,12 +68,13 @@ class RowsAt(NamedTuple):
         ends = None
         if self.ends is not None and more.ends is not None:
             ends = np.concatenate((self.ends, more.ends + self.block.num_rows))
-        positions = np.concatenate((self.positions, more.positions)) if more.num_rows else self.positions
-        skipped = None
-        if self.skipped is not None or more.skipped is not None:
-            parts = (np.zeros(one.num_rows, np.int64) if one.skipped is None else one.skipped for one in (self, more))
-            skipped = np.concatenate([*parts])
-        return RowsAt(concat([self.block, more.block]), positions, ends, skipped)
+        positions, skipped = map(np.concatenate, zip(self[1:3], more[1:3]))
+        return RowsAt(concat([self.block, more.block]), positions, skipped, ends)
+
+
+def no_rows(at: Position) -> RowsAt:
+    """None, before the first of a shard."""
+    return RowsAt(EMPTY, np.empty((0, len(at)), np.int64), np.empty(0, np.int64))
 
 
 class ReadRequest(NamedTuple):
@@ -155,7 +151,7 @@ class ShardReader(ABC):
                 failure: Exception | None = None
                 before = np.concatenate((self.at[-1:], positions[:-1, -1]))
                 stops = self._request.on_error == "raise" or bool(parsed.errors and self._changed())
-                left_out = []
+                left_out: list[int] = []
                 for record, message in parsed.errors:
                     bad = DataError(f"{self._request.place(int(before[record]))}: {message}")
                     if stops:
@@ -163,15 +159,13 @@ class ShardReader(ABC):
                         break
                     logger.warning(SKIPPED, bad)
                     left_out.append(record)
-                bad_rows = None
-                if left_out or (bad_before and len(records)):
-                    until = np.searchsorted(left_out, records) + bad_before
-                    bad_rows = np.diff(until, prepend=0)
-                    bad_before += len(left_out) - int(bad_rows.sum())
+                until = np.searchsorted(left_out, records) + bad_before
+                bad_rows = np.diff(until, prepend=0)
+                bad_before += len(left_out) - int(bad_rows.sum())
                 origin = origins(f"shard {self._request.name}", before[records] + 1, self._request.unit)
                 block = with_column(parsed.block.slice(0, len(records)), ORIGIN, origin)
                 self.at = tuple(positions[end - 1].tolist()) if end else self.at
-                yield RowsAt(block, positions[records], skipped=bad_rows)
+                yield RowsAt(block, positions[records], bad_rows)
                 if failure is not None:
                     raise failure
         except (DataError, StageError) as error:
@@ -224,8 +218,7 @@ class Format(ABC):
     start: Position = (0, 0)
     schema: pa.Schema | None = None
 
-    @abstractmethod
-    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
+    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:  # noqa: B027
         """Refuses what a user has set and does not apply.
 
         Raises:

@@ -168,15 +168,15 @@ class ForwardReader(ShardReader, Generic[D]):
         self._records, self._parse = records, parse
 
     def pieces(self) -> Iterator[Piece]:
-        while (records := self._next()) is not None:
+        while True:
+            try:
+                records = next(self._records)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise self.located(error) from error.__cause__ or error
             positions = np.column_stack((records.offset + records.ends, self.at[-1] + np.cumsum(records.units)))
             yield self._parse(records), positions
-
-    def _next(self) -> Records[D] | None:
-        try:
-            return next(self._records, None)
-        except Exception as error:
-            raise self.located(error) from error.__cause__ or error
 
 
 def lines_of(file: Bytes, offset: int) -> Iterator[Records[bytes]]:

@@ -33,9 +33,6 @@ class FunctionFormat(Format):
     name = "function"
     unit = "row"
 
-    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
-        pass
-
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         rows = first_rows(self._good_rows(file))
         return infer(rows, columns, where) if rows else None
