@@ -89,17 +89,6 @@ def test_a_row_that_does_not_fit_is_an_error_with_file_and_row_or_is_skipped(
     assert f"skipped: shard a.dat, row 1,101: {message}" in caplog.text
 
 
-def test_a_column_that_must_not_be_null_refuses_a_null(tmp_path: Path) -> None:
-    url = write(tmp_path / "a.dat", [{"a": 1}, {"a": None}, {}, {"a": 2}])
-    schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
-    it = bf.from_files(url, format=values, schema=schema, on_error="skip").iter()
-    assert [sample["a"] for sample in it] == [1, 2]
-    it = bf.from_files(url, format=values, schema=schema).iter()
-    next(it)
-    with pytest.raises(bf.DataError, match=r"row 2: column 'a' is null here, which the schema does not allow$"):
-        next(it)
-
-
 def test_an_error_of_the_function_comes_after_its_rows_with_its_cause(tmp_path: Path) -> None:
     def fails(file: BinaryIO) -> Iterator[dict[str, Any]]:
         yield {"a": 1}
