@@ -159,9 +159,10 @@ class ShardReader(ABC):
                         break
                     logger.warning(SKIPPED, bad)
                     left_out.append(record)
-                until = np.searchsorted(left_out, records) + bad_before
-                bad_rows = np.diff(until, prepend=0)
-                bad_before += len(left_out) - int(bad_rows.sum())
+                bad_rows = np.zeros(len(records), np.int64)
+                if left_out or bad_before:
+                    bad_rows = np.diff(np.searchsorted(left_out, records) + bad_before, prepend=0)
+                    bad_before += len(left_out) - int(bad_rows.sum())
                 origin = origins(f"shard {self._request.name}", before[records] + 1, self._request.unit)
                 block = with_column(parsed.block.slice(0, len(records)), ORIGIN, origin)
                 self.at = tuple(positions[end - 1].tolist()) if end else self.at
