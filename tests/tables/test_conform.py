@@ -20,7 +20,7 @@ from brimful.tables.blocks import samples
 from brimful.tables.combine import conformed
 from brimful.tables.origins import ORIGIN, origins
 from brimful.tables.ragged import concat, with_column
-from brimful.tables.schema import type_name
+from brimful.tables.schema import MisfitError, conform, type_name
 from tests.shards import write_table
 from tests.store.stores import store_of
 
@@ -176,7 +176,7 @@ CASES: Final = {
     "bytes for text": Case(TEXT, pa.array([b"a", b"\xff"]), told={"store": "given, row 1"}),
     "text for bytes": Case(pa.array([b"a"]), pa.array(["a", "b"]), 0, "store", [b"a", b"b"]),
     "truth values": Case(INT, pa.array([True, False])),
-    "categories": Case(TEXT, pa.array(["a", "b"]).dictionary_encode(), fits="store arrow rows files"),
+    "categories": Case(TEXT, pa.array(["a", "b"]).dictionary_encode(), fits=ALL),
     "a day for a time": Case(pa.array([NOON]), pa.array([DAY.date(), DAY.date()])),
     "a time between seconds": Case(pa.array([DAY], pa.timestamp("s")), pa.array([DAY, NOON]), 1),
     "a decimal": Case(pa.array([Decimal("1.5")]), pa.array([Decimal("2.5"), Decimal("1.25")]), 1),
@@ -190,7 +190,7 @@ CASES: Final = {
     "a key more": Case(
         pa.array([{"a": 1}]),
         pa.array([{"a": 1, "b": 2}] * 2),
-        fits="joined map_blocks tables store",
+        fits="store",
         values=[{"a": 1}] * 2,
         told={
             "rows": KEY + "return it in every sample",
@@ -199,15 +199,15 @@ CASES: Final = {
     ),
     "a key less": Case(pa.array([{"a": 1, "b": 2}]), pa.array([{"a": 1}] * 2), 0, ALL, [{"a": 1, "b": None}] * 2),
     "keys of another type": Case(pa.array([{"a": 1}]), pa.array([{"a": "x"}] * 2)),
-    "fixed bytes": Case(pa.array([b"ab"]), pa.array([b"ab", b"cd"], pa.binary(2)), fits="store rows files"),
+    "fixed bytes": Case(pa.array([b"ab"]), pa.array([b"ab", b"cd"], pa.binary(2)), fits=ALL),
     "maps": Case(
         pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())),
         pa.array([[("a", 1)]] * 2, pa.map_(pa.string(), pa.int32())),
-        fits="store",
+        fits="joined map_blocks tables store arrow",
         told={"rows": "list that no column can hold", "files": "list that no column can hold"},
     ),
     "arrays of another type": Case(
-        TENSORS(np.zeros((1, 1, 2), np.float32)), TENSORS(np.zeros((2, 1, 2))), fits="joined map_blocks tables rows",
+        TENSORS(np.zeros((1, 1, 2), np.float32)), TENSORS(np.zeros((2, 1, 2))), fits="joined map_blocks tables arrow rows",
         values=[[[0.0, 0.0]]] * 2, told={"store": "given, row 0", "files": "list<item: double> here"},
     ),
     "arrays of another shape": Case(
@@ -254,6 +254,19 @@ def test_a_new_column_is_an_error_and_an_absent_one_is_null(way: str, tmp_path: 
     assert str(error.value) == words
     (tmp_path / "absent").mkdir()
     assert plain(call(tmp_path / "absent", two, one)) == [{"x": 1, "z": None}]
+
+
+def test_values_that_no_row_has_do_not_count() -> None:
+    """Beside a slice, and in a list that is null."""
+    schema = pa.schema([("x", pa.list_(pa.int8()))])
+    large = pa.array([1, 300, 2, 300])
+    hidden = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), large, mask=pa.array([False, True, False]))
+    assert conform(block_of(x=hidden), schema).to_pylist() == [{"x": [1]}, {"x": None}, {"x": [2]}]
+    lists = pa.ListArray.from_arrays([0, 1, 2, 3, 4], large)
+    assert conform(block_of(x=lists.slice(0, 1)), schema).to_pylist() == [{"x": [1]}]
+    with pytest.raises(MisfitError) as error:
+        conform(block_of(x=lists.slice(2, 2)), schema)
+    assert (error.value.column, error.value.row) == ("x", 1)
 
 
 @pytest.mark.parametrize(
