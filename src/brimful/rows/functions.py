@@ -35,15 +35,14 @@ from brimful.tables.schema import (
     FIRST_ROWS,
     OF_RESULTS,
     SAMPLE_ROWS,
+    MisfitError,
     as_text,
     complete,
-    first_misfit,
-    fitted,
+    conform,
     fitting,
     from_text,
     misfit,
     settled,
-    type_name,
     types_of,
 )
 
@@ -458,18 +457,13 @@ class MapBlocks(ByBlock[Block]):
         out = given
         if not out.num_rows:
             return EMPTY
-        if unknown := [name for name in out.schema.names if name not in schema.names]:
-            raise self._error(
-                block, f"it returned a column {unknown[0]!r} that its first rows have not; return it always"
-            )
         try:
-            out = fitted(out, schema)
-        except pa.ArrowException:
-            name, _ = first_misfit(out, schema)
-            wanted, found = (type_name(one.field(name).type) for one in (schema, out.schema))
-            raise self._error(
-                block, f"column {name!r} is {wanted} in its first rows but {found} here; return one type always"
-            ) from None
+            out = conform(out, schema)
+        except MisfitError as error:
+            words = f"column {error.column!r} is {error.wanted} in its first rows but {error.found} here; return one type always"
+            if error.wanted is None:
+                words = f"it returned a column {error.column!r} that its first rows have not; return it always"
+            raise self._error(block, words) from None
         return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
 
     def types_of(self, given: Sequence[Block]) -> tuple[pa.Schema, bool]:
