@@ -100,8 +100,10 @@ WAYS: Final[dict[str, tuple[Way, str, str]]] = {
     ),
     "tables": (
         tables,
-        "from_iterable failed in rows 1,024 to {last}: {why}; cast the data set to one set of features",
-        "from_iterable failed in rows 1,024 to 1,025: column 'z' is not among those of the first 1,000 rows",
+        "from_iterable failed at row {count}: column 'x' is {wanted} by the schema but {found} here ({why}); the first 1,000 "
+        "rows decide it: cast the data set to one set of features",
+        "from_iterable failed at row 1,024: column 'z' is not in the schema (x); the first 1,000 rows decide it: cast the data "
+        "set to one set of features",
     ),
     "store": (
         store,
@@ -239,7 +241,6 @@ def test_a_column_fits_the_type_before_it_or_is_an_error_with_both(name: str, wa
         "row": case.row,
         "line": case.row + 1,
         "count": f"{FIRST + case.row:,}",
-        "last": f"{FIRST + len(case.later) - 1:,}",
     }
     expected_words = re.escape(words.format(why="WHY", **facts)).replace("WHY", "(.+|)")
     assert re.fullmatch(expected_words, str(error.value))

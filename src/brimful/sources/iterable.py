@@ -23,9 +23,10 @@ from brimful.tables.ragged import EMPTY, concat, with_column
 from brimful.tables.schema import (
     OF_RESULTS,
     SAMPLE_ROWS,
+    MisfitError,
     as_text,
+    conform,
     first_rows,
-    fitted,
     fitting,
     from_text,
     infer,
@@ -264,11 +265,9 @@ def _types(blocks: Iterable[Block | Exception]) -> pa.Schema:
 
 
 def _typed(block: Block, schema: pa.Schema, first: int) -> Block:
-    place = f"from_iterable failed in rows {first:,} to {first + block.num_rows - 1:,}"
-    if unknown := [name for name in block.schema.names if name not in schema.names]:
-        raise StageError(f"{place}: column {unknown[0]!r} is not among those of the first {SAMPLE_ROWS:,} rows")
     try:
-        rows = fitted(block, schema)
-    except pa.ArrowException as error:
-        raise StageError(f"{place}: {error}; cast the data set to one set of features") from error
+        rows = conform(block, schema)
+    except MisfitError as error:
+        words = f"{error}; the first {SAMPLE_ROWS:,} rows decide it: cast the data set to one set of features"
+        raise StageError(f"from_iterable failed at row {first + error.row:,}: {words}") from error
     return with_column(rows, ORIGIN, origins("iterable", np.arange(first, first + rows.num_rows), "row"))
