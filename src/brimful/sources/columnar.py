@@ -20,9 +20,9 @@ from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format, Parsed, Piece, Position, ShardReader, bisected
 from brimful.sources.prefetched import PrefetchedFile
 from brimful.tables.blocks import Block
-from brimful.tables.plain import as_plain, inside, plain
+from brimful.tables.plain import inside, plain, without_extensions
 from brimful.tables.ragged import EMPTY, array_of, concat
-from brimful.tables.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, settled, type_name
+from brimful.tables.schema import UNFIT, UNKNOWN, MisfitError, conform, fits, settled, type_name
 
 ROWS: Final = 4096
 BUFFER_BYTES: Final = 1 << 20
@@ -99,14 +99,16 @@ class ColumnarRows(ShardReader):
     def _all(self) -> Iterator[Piece]:
         schema, found = self._wanted.schema, self.begin(PrefetchedFile(self._file))
         names = [name for name in schema.names if name in found.names]
-        columns: ColumnCaster | None = None
+        checked = False
         _, place, skip, saved = self.at
         reached = not skip
         for unit in self.units(names, self.at):
             if unit is None or not unit.batch.num_rows:
                 yield _nothing(self.at)
                 continue
-            columns = columns or ColumnCaster(found, schema, self._wanted.closed)  # a shard without rows may have any
+            if not checked:  # a shard without rows may have any columns
+                check_columns(found, schema, self._wanted.closed)
+                checked = True
             rows = unit.batch.num_rows
             before = 0 if reached else skip - unit.first
             if not reached and (unit.place != place or (before >= rows and unit.after is not None)):
@@ -123,7 +125,7 @@ class ColumnarRows(ShardReader):
                 piece = unit.batch.slice(first, step)
                 errors = {row - first: bad[row] for row in bad if first <= row < first + piece.num_rows}
                 done = first + 1 + np.arange(piece.num_rows)
-                yield columns.parsed(piece, errors), _positions(unit, done, passed, size, number)
+                yield _parsed(piece, schema, errors), _positions(unit, done, passed, size, number)
         if not reached:
             raise StateError(f"this state was saved after {saved:,} rows, and the shard has fewer: it was edited")
         self._file.seek(0, io.SEEK_END)
@@ -168,66 +170,44 @@ def _positions(unit: Unit, done: NDArray[np.int64], passed: int, size: int, numb
 # -- the columns of a shard in the types that are wanted -----------------------------------------------------------------
 
 
-class ColumnCaster:
-    """The columns of a shard in the types of a schema; those that it does not have are null.
+def check_columns(found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
+    """Refuses a shard for its columns.
 
     Raises:
         DataError: a column is not in the schema (where this is `closed`), is there twice, or is of another kind.
     """
+    for field in plain_schema(found if closed else pa.schema([field for field in found if field.name in schema.names])):
+        if field.name not in schema.names:
+            raise DataError(
+                f"column {field.name!r} is not in the schema ({', '.join(schema.names)}). Without schema=, the first shard "
+                f"decides it; {UNKNOWN}"
+            )
+        given, wanted = found.field(field.name).type, schema.field(field.name).type
+        if not fits(field.type, wanted):
+            raise DataError(MisfitError(field.name, 0, type_name(given), type_name(wanted)).told())
 
-    def __init__(self, found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
-        self._schema = schema
-        plain = plain_schema(found if closed else pa.schema([field for field in found if field.name in schema.names]))
-        for field in plain:
-            if field.name not in schema.names:
+
+def _parsed(batch: Block, schema: pa.Schema, bad: dict[int, str]) -> Parsed:
+    """The rows of a batch of a shard in the types of a schema; `bad`: what is wrong with some of them."""
+
+    with suppress(*UNFIT):  # of one row, which is found below
+        batch = without_extensions(batch)
+
+    def fitted(rows: NDArray[np.int64]) -> Block:
+        try:
+            return conform(batch if len(rows) == batch.num_rows else batch.take(array_of(rows)), schema)
+        except MisfitError as error:
+            if isinstance(error.__cause__, NotImplementedError):
                 raise DataError(
-                    f"column {field.name!r} is not in the schema ({', '.join(schema.names)}). Without schema=, the first shard "
-                    f"decides it; {UNKNOWN}"
-                )
-            if not fits(field.type, schema.field(field.name).type):
-                raise DataError(self._unfit(field.name, found))
-        self._found, self._plain = found, plain
-
-    def parsed(self, batch: Block, bad: dict[int, str]) -> Parsed:
-        """The rows of a batch of the shard; `bad`: what is wrong with some of them."""
-        with suppress(*UNFIT):  # of one row, which is found below
-            batch = self._in_plain_types(batch)
-
-        def fitted_rows(rows: NDArray[np.int64]) -> Block:
-            return self._block(batch if len(rows) == batch.num_rows else batch.take(array_of(rows)))
-
-        blocks, refused = bisected(_without(batch.num_rows, bad), fitted_rows, UNFIT)
-        errors = bad | {row: self._reason(batch.take(pa.array([row])), error) for row, error in refused.items()}
-        good = _without(batch.num_rows, errors)
-        block = concat(blocks) if self._schema.names else batch.select([]).slice(0, len(good))
-        return Parsed(block, good, sorted(errors.items()))
-
-    def _block(self, batch: Block) -> Block:
-        return fitted(self._in_plain_types(batch), self._schema)
-
-    def _in_plain_types(self, batch: Block) -> Block:
-        fields, arrays = [self._plain.field(name) for name in batch.schema.names], []
-        for field, array in zip(fields, batch.columns):
-            try:
-                arrays.append(as_plain(array, field.type))
-            except NotImplementedError as error:
-                raise DataError(
-                    f"column {field.name!r} is {type_name(array.type)}, which cannot be read; {_LEAVE_OUT}"
+                    f"column {error.column!r} is {error.found}, which cannot be read; {_LEAVE_OUT}"
                 ) from error
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
+            raise
 
-    def _reason(self, row: Block, error: Exception) -> str:
-        for name in row.schema.names:
-            try:
-                self._block(row.select([name]))
-            except UNFIT as found:
-                return self._unfit(name, row.schema, str(found))
-        return str(error)
-
-    def _unfit(self, name: str, found: pa.Schema, why: str = "") -> str:
-        wanted, given = (type_name(one.field(name).type) for one in (self._schema, found))
-        kinds = f"column {name!r} is {wanted} by the schema but {given}"
-        return f"{kinds} here{why and f' ({why})'}; {OF_FILES}"
+    blocks, refused = bisected(_without(batch.num_rows, bad), fitted, (MisfitError,))
+    errors = bad | {row: error.told() for row, error in refused.items()}
+    good = _without(batch.num_rows, errors)
+    block = concat(blocks) if schema.names else batch.select([]).slice(0, len(good))
+    return Parsed(block, good, sorted(errors.items()))
 
 
 def _without(rows: int, bad: dict[int, str]) -> NDArray[np.int64]:

@@ -355,6 +355,10 @@ class MisfitError(ValueError):
         super().__init__(column, row, found, wanted, why)
         self.column, self.row, self.found, self.wanted, self.why = column, row, found, wanted, why
 
+    def told(self, remedy: str = OF_FILES) -> str:
+        """The message with a remedy: this one where the type is another, one beside it where a column or a key is unknown."""
+        return f"{self}; {_known(remedy) if self.wanted is None else remedy}"
+
     def __str__(self) -> str:
         if self.wanted is None:
             return self.why
@@ -461,37 +465,6 @@ def _unfit(name: str, value: Any, kind: pa.DataType, remedy: str) -> str | None:
     rounded = type(value) is int and pa.types.is_floating(kind)
     here = f"the integer {value}, which it would round," if rounded else _type_of(value)
     return f"column {name!r} is {type_name(kind)} by the schema but {here} here; {remedy}"
-
-
-def fitted(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A block with the columns and types of a schema. Absent columns are null; unknown columns are left out.
-
-    Raises:
-        pa.ArrowException: a column does not fit.
-    """
-    if block.schema.equals(schema):
-        return block
-    columns = []
-    for field in schema:
-        place = block.schema.get_field_index(field.name)
-        columns.append(pa.nulls(block.num_rows, field.type) if place < 0 else _cast(block.column(place), field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else block.select([])
-
-
-def first_misfit(block: pa.RecordBatch, schema: pa.Schema) -> tuple[str, int]:
-    """The column and the row of the first value of a block that cannot be `fitted`."""
-
-    def fits(part: pa.RecordBatch) -> bool:
-        try:
-            fitted(part, schema)
-        except pa.ArrowException:
-            return False
-        return True
-
-    column = next(column for name in block.schema.names if not fits(column := block.select([name])))
-    every = range(block.num_rows)  # a slice would share the values inside its lists with other rows
-    row = next((row for row in every if not fits(column.take(pa.array([row])))), 0)
-    return column.schema.names[0], row
 
 
 def may_be_rounded(array: pa.Array) -> bool:
