@@ -174,7 +174,10 @@ def test_a_column_that_must_not_be_null_refuses_a_null() -> None:
     found = outcome(CBOR, items({"a": 1}, {"b": 2}, {"a": 3, "b": 4}), schema)
     assert (found.rows, found.skipped) == ([{"a": 1, "b": None}, {"a": 3, "b": 4}], 1)
     found = outcome(CBOR, items({"b": 2}), schema, "raise")
-    assert found.error == "shard x, row 1: column 'a' is null here, which the schema does not allow"
+    assert found.error == (
+        "shard x, row 1: column 'a' is int64 not null by the schema but null here; say its type in schema=, or leave the column "
+        "out with columns="
+    )
 
 
 def test_columns_leave_out_what_they_do_not_name(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from brimful.tables.schema import (
     as_text,
     complete,
     conform,
-    fitting,
+    conform_rows,
     from_text,
     misfit,
     settled,
@@ -359,12 +359,12 @@ def block_of_results(called: str, block: Block, given: SampleResults, schema: pa
     Raises:
         StageError: a result is no sample of that schema; it names the call and the row. "skip" leaves the result out.
     """
-    out = fitting(given.samples, schema) if all(map(_is_sample, given.samples)) else None
+    out = None
+    with suppress(MisfitError):
+        out = conform_rows(given.samples, schema) if all(map(_is_sample, given.samples)) else None
     if out is None:
         given = _those_that_fit(called, block, given, schema, on_error)
-        out = fitting(given.samples, schema)
-        if out is None:
-            raise _failed(called, block, int(given.parents[0]), "the results from this row on fit one by one only")
+        out = conform_rows(given.samples, schema)
     return with_origin(out, block, given.parents) if len(given) else EMPTY
 
 
@@ -381,8 +381,8 @@ def _those_that_fit(
             odd = next(name for name in sample if not isinstance(name, str))
             error = _failed(called, block, row, f"the keys of a sample must be strings (got {odd!r})")
         else:
-            message = misfit(sample, schema, closed=True, remedy=OF_RESULTS)
-            error = None if message is None else _failed(called, block, row, message)
+            found = misfit(sample, schema)
+            error = None if found is None else _failed(called, block, row, found.told(OF_RESULTS))
         if error is None:
             kept.append(number)
         elif on_error == "raise":

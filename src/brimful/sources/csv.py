@@ -22,7 +22,7 @@ from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.format import BAD_RECORDS, Format, Parsed, ShardReader, Wanted, good_rows, halved
 from brimful.sources.forward import BUFFER_BYTES, Forward, ForwardReader, Records, split
 from brimful.tables.blocks import Block
-from brimful.tables.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, block_of, may_be_rounded, type_name
+from brimful.tables.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, conform_rows, may_be_rounded, type_name
 
 RECORD_BYTES: Final = 1 << 24
 """A record that has newlines is not longer: so much is looked through for the end of a quoted field, and held meanwhile."""
@@ -280,7 +280,7 @@ class _Shard:
     def rows(self, records: Records[CsvText]) -> Parsed:
         if records.data.unclosed is not None or not len(records.data.filled):  # one without rows may have any header
             errors = [] if records.data.unclosed is None else [(0, records.data.unclosed)]
-            return Parsed(block_of([], self._wanted.schema), np.empty(0, dtype=np.int64), errors)
+            return Parsed(conform_rows([], self._wanted.schema), np.empty(0, dtype=np.int64), errors)
         self._rows = self._rows or self._under_header()
         parsed = self._rows.parse(records)
         if len(parsed.records) and self._rows.schema is not self._wanted.schema:
@@ -334,7 +334,11 @@ class RecordRows:
 
     def parsed(self, texts: dict[int, bytes]) -> Parsed:
         """As `parse`, of the records by their numbers."""
-        return halved(texts, self.schema, self._joined, _REFUSED, self._reason, self._miscounted, self.on_error)
+
+        def reason(text: bytes, _: Exception) -> str:
+            return self._reason(text)
+
+        return halved(texts, self.schema, self._joined, _REFUSED, reason, self._miscounted, self.on_error)
 
     def _joined(self, texts: Sequence[bytes]) -> Block:
         return self._block(b"".join(texts), len(texts))
@@ -346,14 +350,14 @@ class RecordRows:
             Exception: one of _REFUSED, where one is bad.
         """
         if not rows:
-            return block_of([], self.schema)
+            return conform_rows([], self.schema)
         table = self.read(data)
         if table.num_rows != rows or self._odd(data) or self._beyond(table, data):
             raise ValueError("a record is several rows, or has a number that Arrow would change")
         if any(not field.nullable and table.column(field.name).null_count for field in self.schema):
             raise ValueError("a column is null that may not be")
         columns = [table.column(field.name).combine_chunks() for field in self.schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else block_of([], self.schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else conform_rows([], self.schema)
 
     def read(self, data: bytes) -> pa.Table:
         types = {field.name: field.type for field in self.schema} or {self.names[0]: None}  # Arrow takes none for all

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from brimful.core.counters import SKIPPED, OnError, count, skipped
 from brimful.plan.errors import DataError, StageError, StateError, logger
 from brimful.sources.bytes import Bytes
-from brimful.tables.blocks import Block
+from brimful.tables.blocks import Block, Sample
 from brimful.tables.origins import ORIGIN, origins
 from brimful.tables.ragged import concat, with_column
-from brimful.tables.schema import block_of
+from brimful.tables.schema import MisfitError, conform_rows
 
 T = TypeVar("T")
 R = TypeVar("R")
+E = TypeVar("E", bound=Exception)
 
 Errors: TypeAlias = tuple[type[Exception], ...]
 Position: TypeAlias = tuple[int, ...]
@@ -272,8 +273,8 @@ def good_rows(records: Iterable[T | None], rows: int, on_error: OnError) -> list
 
 
 def bisected(
-    numbers: Any, parse: Callable[[Any], R], refused: Errors, on_error: OnError = "skip"
-) -> tuple[list[R], dict[int, Exception]]:
+    numbers: Any, parse: Callable[[Any], R], refused: tuple[type[E], ...], on_error: OnError = "skip"
+) -> tuple[list[R], dict[int, E]]:
     """The results of `parse` for records by their numbers, in order, in as few parts as it takes; and the errors of the records
     that it refuses alone.
 
@@ -288,7 +289,7 @@ def bisected(
     ([[20], [12]], {0: ZeroDivisionError('integer division or modulo by zero')})
     """
     results: list[R] = []
-    errors: dict[int, Exception] = {}
+    errors: dict[int, E] = {}
     pending = [numbers]
     while pending:
         part = pending.pop()
@@ -309,7 +310,7 @@ def halved(
     schema: pa.Schema,
     parse: Callable[[Sequence[T]], Block],
     refused: Errors,
-    reason: Callable[[T], str],
+    reason: Callable[[T, Any], str],
     known: Callable[[int, T], str | None],
     on_error: OnError,
 ) -> Parsed:
@@ -318,7 +319,7 @@ def halved(
     Args:
         schema: of the rows.
         refused: the errors of `parse` where it refuses a record.
-        reason: why a record is refused that stands alone.
+        reason: why a record is refused that stands alone, by its error.
         known: why the record of a number is bad, where that needs no `parse`.
     """
     unknown: list[int] = []
@@ -331,8 +332,23 @@ def halved(
             if on_error == "raise":
                 break
     blocks, found = bisected(unknown, lambda part: parse([records[number] for number in part]), refused, on_error)
-    errors |= {number: reason(records[number]) for number in found}
+    errors |= {number: reason(records[number], error) for number, error in found.items()}
     end = min(errors) if errors and on_error == "raise" else len(records) and max(records) + 1
     good = [number for number in unknown if number not in errors and number < end]
-    rows = concat(blocks) if schema.names else block_of([{}] * len(good), schema)
+    rows = concat(blocks) if schema.names else conform_rows([{}] * len(good), schema)
     return Parsed(rows, np.array(good, dtype=np.int64), sorted(errors.items()))
+
+
+def parsed_rows(items: Sequence[Sample | str], wanted: Wanted) -> Parsed:
+    """The rows of samples, some of which are the reason why there is none."""
+
+    def parse(samples: Sequence[Any]) -> Block:
+        return conform_rows(samples, wanted.schema, extra="raise" if wanted.closed else "drop")
+
+    def why_none(_: int, item: Sample | str) -> str | None:
+        return item if isinstance(item, str) else None
+
+    every = dict(enumerate(items))
+    return halved(
+        every, wanted.schema, parse, (MisfitError,), lambda _, error: str(error.told()), why_none, wanted.on_error
+    )

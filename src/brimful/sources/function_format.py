@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -15,9 +15,9 @@ import pyarrow as pa
 from brimful.core.counters import OnError
 from brimful.plan.errors import StageError, StateError, name_of
 from brimful.sources.bytes import READ_BYTES, Bytes
-from brimful.sources.format import Format, Parsed, Piece, ShardReader, Wanted
+from brimful.sources.format import Format, Piece, ShardReader, Wanted, parsed_rows
 from brimful.tables.blocks import Sample, as_sample, rows_at
-from brimful.tables.schema import block_of, first_rows, infer, misfit
+from brimful.tables.schema import first_rows, infer
 
 ShardFunction = Callable[[BinaryIO], Iterable[Sample | str]]
 ROWS: Final = 256
@@ -77,7 +77,7 @@ class CalledRows(ShardReader):
                 failure = error
             if some:
                 numbers = self.at[-1] + 1 + np.arange(len(some))
-                yield _parsed(some, self._wanted.schema, self._wanted.closed), np.column_stack((numbers, numbers))
+                yield parsed_rows([*map(_item, some)], self._wanted), np.column_stack((numbers, numbers))
             elif failure is None:
                 break
         if self._file.failure is not None:  # whatever the function made of it
@@ -96,17 +96,8 @@ class CalledRows(ShardReader):
         yield from rows
 
 
-def _parsed(rows: Sequence[Any], schema: pa.Schema, closed: bool) -> Parsed:
-    kept, records, errors = [], [], []
-    for number, row in enumerate(rows):
-        try:
-            sample = as_sample(row)
-        except TypeError as error:
-            errors.append((number, str(error)))
-            continue
-        if message := misfit(sample, schema, closed):
-            errors.append((number, message))
-        else:
-            kept.append(sample)
-            records.append(number)
-    return Parsed(block_of(kept, schema), np.array(records, dtype=np.int64), errors)
+def _item(row: Any) -> Sample | str:
+    try:
+        return as_sample(row)
+    except TypeError as error:
+        return str(error)

@@ -26,11 +26,10 @@ from brimful.tables.schema import (
     MisfitError,
     as_text,
     conform,
+    conform_rows,
     first_rows,
-    fitting,
     from_text,
     infer,
-    misfit,
     samples_in,
     settled,
     united,
@@ -159,22 +158,14 @@ def numbered(samples: Sequence[Sample], source: str, first: int, schema: pa.Sche
         StageError: a sample does not fit, or the values of a column have no common type.
     """
     try:
-        block = from_samples(samples) if schema is None else _held_against(schema, samples, source, first)
+        block = from_samples(samples) if schema is None else conform_rows(samples, schema)
+    except MisfitError as error:
+        raise StageError(f"{source} failed at row {first + error.row:,}: {error.told(OF_RESULTS)}") from None
     except TypeError as error:
         last = first + len(samples) - 1
         raise StageError(f"{source} failed in rows {first:,} to {last:,}: {error}") from error
     numbers = np.arange(first, first + len(samples))
     return with_column(block, ORIGIN, origins(source.removeprefix("from_"), numbers, "row"))
-
-
-def _held_against(schema: pa.Schema, samples: Sequence[Sample], source: str, first: int) -> Block:
-    block = fitting(samples, schema)
-    if block is None:
-        for number, sample in enumerate(samples, first):
-            if message := misfit(sample, schema, closed=True, remedy=OF_RESULTS):
-                raise StageError(f"{source} failed at row {number:,}: {message}")
-        raise TypeError("they fit one by one only")
-    return block
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------

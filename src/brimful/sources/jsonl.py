@@ -23,7 +23,7 @@ from brimful.sources.format import Format, Parsed, ShardReader, Wanted, good_row
 from brimful.sources.forward import ForwardReader, Records, lines_of, split
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.plain import any_part
-from brimful.tables.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
+from brimful.tables.schema import SAMPLE_ROWS, conform_rows, has_floats, infer, may_be_rounded, misfit, unknown_key
 
 _SPACE: Final = b" \t\r\n"
 _LONG: Final = re.compile(rb"\d{8}")
@@ -90,7 +90,11 @@ class JsonLines:
                     return Parsed(block, filled, [])
         every = enumerate(split(lines.data, lines.ends))
         texts = {number: text for number, line in every if (text := line.strip(_SPACE))}
-        return halved(texts, self.schema, self._joined, _REFUSED, self._reason, self._known, self.on_error)
+
+        def reason(text: bytes, _: Exception) -> str:
+            return self._reason(text)
+
+        return halved(texts, self.schema, self._joined, _REFUSED, reason, self._known, self.on_error)
 
     def _joined(self, texts: Sequence[bytes]) -> Block:
         if not all(text.startswith(b"{") and text.endswith(b"}") for text in texts):
@@ -107,7 +111,7 @@ class JsonLines:
             Exception: one of _REFUSED, where they are not one object each.
         """
         if not rows:
-            return block_of([], self.schema)
+            return conform_rows([], self.schema)
         table = self._read(data)
         if table.num_rows != rows:
             raise ValueError("a line holds several objects")
@@ -126,11 +130,11 @@ class JsonLines:
     def _reason(self, text: bytes) -> str:
         """Why a line alone is refused."""
         try:
-            if message := misfit(decode(text), self.schema, self.closed):
-                return message
+            if error := misfit(decode(text), self.schema, "raise" if self.closed else "drop"):
+                return error.told()
             self._read(text)
-        except _REFUSED as error:
-            return str(error).removesuffix(" in row 0")
+        except _REFUSED as refused:
+            return str(refused).removesuffix(" in row 0")
         return "invalid JSON"
 
     @cached_property
@@ -146,8 +150,9 @@ class JsonLines:
             return None
         with suppress(DataError):
             row = decode(text)
-            lost = (unknown_key(field.name, row.get(field.name), field.type) for field in self.schema)
-            return next(filter(None, lost if self._may_lose_keys else ()), misfit(row, self._floats, False))
+            lost = (unknown_key(one.name, row.get(one.name), one.type) for one in self.schema if self._may_lose_keys)
+            error = next(filter(None, lost), None) or misfit(row, self._floats, "drop")
+            return error.told() if error else None
         return None
 
     @cached_property

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,9 @@ from brimful.tables.ragged import array_of, is_list, list_array, numpy_of
 SAMPLE_ROWS: Final = 1000
 FIRST_ROWS: Final = 32
 """A function may take long: so many of its rows give the types, if no column is null or absent in them."""
+OF_RESULTS: Final = "return one type in every sample"
 OF_FILES: Final = "say its type in schema=, or leave the column out with columns="
+_EVERY: Final = "return it in every sample, None where there is nothing to say"
 UNKNOWN: Final = "name it in schema=, or leave the column out with columns="
 UNFIT: Final = (pa.ArrowException, OverflowError, UnicodeEncodeError)
 """Arrow raises these where values fit no type, or not the wanted one."""
@@ -319,25 +321,7 @@ def from_text(text: str) -> pa.Schema:
 # -- later rows ----------------------------------------------------------------------------------------------------------
 
 
-def block_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as a block of a schema. Absent values are null; unknown keys are left out.
-
-    Raises:
-        pa.ArrowException, OverflowError, UnicodeEncodeError: a row does not fit; `misfit` says why.
-    """
-    if not schema.names:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
-    columns = [as_column([row.get(field.name) for row in rows], field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def fitting(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch | None:
-    """Rows as a block of a schema; None where a row does not fit, or has an unknown key."""
-    try:
-        block = block_of(rows, schema)
-    except UNFIT:
-        return None
-    return block if set().union(*rows) <= set(schema.names) else None
+Extra: TypeAlias = Literal["raise", "drop"]
 
 
 class MisfitError(ValueError):
@@ -357,7 +341,8 @@ class MisfitError(ValueError):
 
     def told(self, remedy: str = OF_FILES) -> str:
         """The message with a remedy: this one where the type is another, one beside it where a column or a key is unknown."""
-        return f"{self}; {_known(remedy) if self.wanted is None else remedy}"
+        unknown = UNKNOWN if remedy == OF_FILES else _EVERY
+        return f"{self}; {unknown if self.wanted is None else remedy}"
 
     def __str__(self) -> str:
         if self.wanted is None:
@@ -420,51 +405,66 @@ def fits(own: pa.DataType, kind: pa.DataType) -> bool:
     return own == kind or (_alike(own, kind) and not _rounds(own, kind))
 
 
-def misfit(row: Mapping[str, Any], schema: pa.Schema, closed: bool, remedy: str = OF_FILES) -> str | None:
-    """The reason why a row does not fit a schema; None where it fits. `closed`: it may have no other keys."""
-    if closed and (unknown := next((name for name in row if name not in schema.names), None)):
-        return (
+def conform_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, *, extra: Extra = "raise") -> pa.RecordBatch:
+    """Rows as a block of a schema. Absent values are null.
+
+    Args:
+        extra: what becomes of keys that are not in the schema.
+    Raises:
+        MisfitError: a row does not fit, or has a key that is not in the schema.
+    """
+    with suppress(*UNFIT):
+        if extra == "drop" or set().union(*rows) <= set(schema.names):
+            if not schema.names:
+                return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+            columns = [as_column([row.get(field.name) for row in rows], field.type) for field in schema]
+            if all(field.nullable or not column.null_count for field, column in zip(schema, columns)):
+                return pa.RecordBatch.from_arrays(columns, schema=schema)
+    found = (misfit(row, schema, extra, number) for number, row in enumerate(rows))
+    raise next(filter(None, found), MisfitError("", 0, "", None, "these rows fit one by one only"))
+
+
+def misfit(row: Mapping[str, Any], schema: pa.Schema, extra: Extra = "raise", number: int = 0) -> MisfitError | None:
+    """Why a row does not fit a schema; None where it fits. `number`: that of the row."""
+    if extra == "raise" and (unknown := next((name for name in row if name not in schema.names), None)):
+        words = (
             f"key {unknown!r} is not in the schema ({', '.join(schema.names)}), which the first {SAMPLE_ROWS:,} rows "
-            f"decide where none is given; {_known(remedy)}"
+            "decide where none is given"
         )
+        return MisfitError(unknown, number, _type_of(row[unknown]), None, words)
     for field in schema:
         value = row.get(field.name)
-        if message := unknown_key(field.name, value, field.type, remedy) or _unfit(
-            field.name, value, field.type, remedy
-        ):
-            return message
+        if error := unknown_key(field.name, value, field.type, number) or _unfit(value, field, number):
+            return error
     return None
 
 
-OF_RESULTS: Final = "return one type in every sample"
-_EVERY: Final = "return it in every sample, None where there is nothing to say"
-
-
-def _known(remedy: str) -> str:
-    """The remedy for an unknown key, beside this remedy for a type."""
-    return UNKNOWN if remedy == OF_FILES else _EVERY
-
-
-def unknown_key(name: str, value: Any, kind: pa.DataType, remedy: str = OF_FILES) -> str | None:
-    """The message for a key inside a value that the column's type does not have, and would drop; None where there is none."""
+def unknown_key(name: str, value: Any, kind: pa.DataType, number: int = 0) -> MisfitError | None:
+    """The error for a key inside a value that the column's type does not have, and would drop; None where there is none."""
     if pa.types.is_list(kind) and isinstance(value, list) and pa.types.is_nested(kind.value_type):
-        return next(filter(None, (unknown_key(f"{name}[]", inner, kind.value_type, remedy) for inner in value)), None)
+        return next(filter(None, (unknown_key(f"{name}[]", inner, kind.value_type, number) for inner in value)), None)
     if pa.types.is_struct(kind) and isinstance(value, dict):
         for key, inner in value.items():
             if kind.get_field_index(key) < 0:
-                return f"key {key!r} of column {name!r} is not in the schema ({kind}); {_known(remedy)}"
-            if message := unknown_key(f"{name}.{key}", inner, kind.field(key).type, remedy):
-                return message
+                words = f"key {key!r} of column {name!r} is not in the schema ({kind})"
+                return MisfitError(name, number, _type_of(inner), None, words)
+            if error := unknown_key(f"{name}.{key}", inner, kind.field(key).type, number):
+                return error
     return None
 
 
-def _unfit(name: str, value: Any, kind: pa.DataType, remedy: str) -> str | None:
+def _unfit(value: Any, field: pa.Field, number: int) -> MisfitError | None:
+    kind, wanted = field.type, type_name(field.type)
     with suppress(*UNFIT):
         as_column([value], kind)
-        return None
+        return (
+            None
+            if field.nullable or value is not None
+            else MisfitError(field.name, number, "null", f"{wanted} not null")
+        )
     rounded = type(value) is int and pa.types.is_floating(kind)
-    here = f"the integer {value}, which it would round," if rounded else _type_of(value)
-    return f"column {name!r} is {type_name(kind)} by the schema but {here} here; {remedy}"
+    found = f"the integer {value}, which it would round," if rounded else _type_of(value)
+    return MisfitError(field.name, number, found, wanted)
 
 
 def may_be_rounded(array: pa.Array) -> bool:
