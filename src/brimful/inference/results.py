@@ -33,9 +33,9 @@ from brimful.core.stage import State, header_difference
 from brimful.index.index import DataIndex, taken
 from brimful.plan.errors import DataError, StateError, integer
 from brimful.plan.once import once
-from brimful.tables.blocks import Block, from_samples, visible
+from brimful.tables.blocks import Block, concat, from_samples, visible
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import EMPTY, concat, distinct, offsets_of, ragged, with_column
+from brimful.tables.ragged import EMPTY, distinct, offsets_of, ragged, with_column
 from brimful.tables.schema import UNFIT, MisfitError, conform_rows
 
 JOURNAL: Final = "_progress.json"

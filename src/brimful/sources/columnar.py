@@ -19,9 +19,9 @@ from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format, Parsed, Piece, Position, ShardReader, bisected
 from brimful.sources.prefetched import PrefetchedFile
-from brimful.tables.blocks import Block
+from brimful.tables.blocks import Block, concat
 from brimful.tables.plain import inside, plain, without_extensions
-from brimful.tables.ragged import EMPTY, array_of, concat
+from brimful.tables.ragged import EMPTY, array_of
 from brimful.tables.schema import UNFIT, UNKNOWN, MisfitError, conform, fits, settled, type_name
 
 ROWS: Final = 4096

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from brimful.core.counters import SKIPPED, OnError, count, skipped
 from brimful.plan.errors import DataError, StageError, StateError, logger
 from brimful.sources.bytes import Bytes
-from brimful.tables.blocks import Block, Sample
+from brimful.tables.blocks import Block, Sample, concat
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import concat, with_column
+from brimful.tables.ragged import with_column
 from brimful.tables.schema import MisfitError, conform_rows
 
 T = TypeVar("T")

@@ -16,10 +16,10 @@ from brimful.plan.errors import StageError, StateError, name_of
 from brimful.rows.buffer import check_rows
 from brimful.rows.functions import Typed
 from brimful.sources.data_libraries import in_epoch, rows_of, stored, tables_of
-from brimful.tables.blocks import Block, Sample, as_sample, from_samples, rows_at
+from brimful.tables.blocks import Block, Sample, as_sample, concat, from_samples, rows_at
 from brimful.tables.checksums import checksums, in_state
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import EMPTY, concat, with_column
+from brimful.tables.ragged import EMPTY, with_column
 from brimful.tables.schema import (
     OF_RESULTS,
     SAMPLE_ROWS,

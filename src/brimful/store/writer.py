@@ -40,9 +40,9 @@ from brimful.store.manifest import (
     sha256_of,
 )
 from brimful.store.side import write_side_files
-from brimful.tables.blocks import Block, visible
+from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.origins import where
-from brimful.tables.ragged import bytes_in, concat, is_ragged, list_array, null_in, numpy_of, offsets_of
+from brimful.tables.ragged import bytes_in, is_ragged, list_array, null_in, numpy_of, offsets_of
 from brimful.tables.schema import MisfitError, conform
 
 
