@@ -265,7 +265,7 @@ def test_values_that_no_row_has_do_not_count() -> None:
     assert conform(block_of(x=lists.slice(0, 1)), schema).to_pylist() == [{"x": [1]}]
     with pytest.raises(MisfitError) as error:
         conform(block_of(x=lists.slice(2, 2)), schema)
-    assert (error.value.column, error.value.row) == ("x", 1)
+    assert (error.value.column, error.value.row()) == ("x", 1)
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ class MapStyleIndex(DataIndex):
         try:
             return conform_rows(rows, self.schema)
         except MisfitError as error:
-            place = f"{self.name}, {SAMPLE} {numbers[error.row]:,}"
+            place = f"{self.name}, {SAMPLE} {numbers[error.row()]:,}"
             raise StageError(f"from_dataset failed at {place}: {error.told(OF_RESULTS)}") from None
 
 

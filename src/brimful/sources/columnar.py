@@ -107,7 +107,7 @@ class ColumnarRows(ShardReader):
                 yield _nothing(self.at)
                 continue
             if not checked:  # a shard without rows may have any columns
-                check_columns(found, schema, self._wanted.closed)
+                _check_columns(found, schema, self._wanted.closed)
                 checked = True
             rows = unit.batch.num_rows
             before = 0 if reached else skip - unit.first
@@ -170,7 +170,7 @@ def _positions(unit: Unit, done: NDArray[np.int64], passed: int, size: int, numb
 # -- the columns of a shard in the types that are wanted -----------------------------------------------------------------
 
 
-def check_columns(found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
+def _check_columns(found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
     """Refuses a shard for its columns.
 
     Raises:
@@ -184,12 +184,11 @@ def check_columns(found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
             )
         given, wanted = found.field(field.name).type, schema.field(field.name).type
         if not fits(field.type, wanted):
-            raise DataError(MisfitError(field.name, 0, type_name(given), type_name(wanted)).told())
+            raise DataError(MisfitError(field.name, type_name(given), type_name(wanted)).told())
 
 
 def _parsed(batch: Block, schema: pa.Schema, bad: dict[int, str]) -> Parsed:
     """The rows of a batch of a shard in the types of a schema; `bad`: what is wrong with some of them."""
-
     with suppress(*UNFIT):  # of one row, which is found below
         batch = without_extensions(batch)
 

@@ -335,10 +335,7 @@ class RecordRows:
     def parsed(self, texts: dict[int, bytes]) -> Parsed:
         """As `parse`, of the records by their numbers."""
 
-        def reason(text: bytes, _: Exception) -> str:
-            return self._reason(text)
-
-        return halved(texts, self.schema, self._joined, _REFUSED, reason, self._miscounted, self.on_error)
+        return halved(texts, self.schema, self._joined, _REFUSED, self._reason, self._miscounted, self.on_error)
 
     def _joined(self, texts: Sequence[bytes]) -> Block:
         return self._block(b"".join(texts), len(texts))
@@ -393,7 +390,7 @@ class RecordRows:
             "quote fields that hold a delimiter"
         )
 
-    def _reason(self, text: bytes) -> str:
+    def _reason(self, text: bytes, _: object = None) -> str:
         """Why a record alone is refused."""
         values = fields(text, self.delimiter)
         for field in self.schema:

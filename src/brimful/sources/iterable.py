@@ -160,7 +160,7 @@ def numbered(samples: Sequence[Sample], source: str, first: int, schema: pa.Sche
     try:
         block = from_samples(samples) if schema is None else conform_rows(samples, schema)
     except MisfitError as error:
-        raise StageError(f"{source} failed at row {first + error.row:,}: {error.told(OF_RESULTS)}") from None
+        raise StageError(f"{source} failed at row {first + error.row():,}: {error.told(OF_RESULTS)}") from None
     except TypeError as error:
         last = first + len(samples) - 1
         raise StageError(f"{source} failed in rows {first:,} to {last:,}: {error}") from error
@@ -260,5 +260,5 @@ def _typed(block: Block, schema: pa.Schema, first: int) -> Block:
         rows = conform(block, schema)
     except MisfitError as error:
         words = f"{error}; the first {SAMPLE_ROWS:,} rows decide it: cast the data set to one set of features"
-        raise StageError(f"from_iterable failed at row {first + error.row:,}: {words}") from error
+        raise StageError(f"from_iterable failed at row {first + error.row():,}: {words}") from error
     return with_column(rows, ORIGIN, origins("iterable", np.arange(first, first + rows.num_rows), "row"))

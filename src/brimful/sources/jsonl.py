@@ -91,10 +91,7 @@ class JsonLines:
         every = enumerate(split(lines.data, lines.ends))
         texts = {number: text for number, line in every if (text := line.strip(_SPACE))}
 
-        def reason(text: bytes, _: Exception) -> str:
-            return self._reason(text)
-
-        return halved(texts, self.schema, self._joined, _REFUSED, reason, self._known, self.on_error)
+        return halved(texts, self.schema, self._joined, _REFUSED, self._reason, self._known, self.on_error)
 
     def _joined(self, texts: Sequence[bytes]) -> Block:
         if not all(text.startswith(b"{") and text.endswith(b"}") for text in texts):
@@ -127,7 +124,7 @@ class JsonLines:
         table.validate(full=True)  # UTF-8
         return table
 
-    def _reason(self, text: bytes) -> str:
+    def _reason(self, text: bytes, _: object = None) -> str:
         """Why a line alone is refused."""
         try:
             if error := misfit(decode(text), self.schema, "raise" if self.closed else "drop"):

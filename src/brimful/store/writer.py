@@ -92,7 +92,7 @@ def _conformed(block: Block, schema: pa.Schema, num_ids: Mapping[str, int]) -> B
     try:
         rows = conform(visible(block), schema)
     except MisfitError as error:
-        name, place = error.column, where(block, error.row)
+        name, place = error.column, where(block, error.row())
         if error.wanted is None:
             raise DataError(
                 f"column {name!r} is new ({place}): the rows before have {', '.join(schema.names)}; give all rows the same "

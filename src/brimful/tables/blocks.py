@@ -165,7 +165,7 @@ def concat(blocks: Iterable[Block]) -> Block:
             kept[number] = conform(block, schema)
         except MisfitError as error:
             words = f"{error.column!r} is {error.wanted} elsewhere and {error.found} here: {error.why}"
-            raise DataError(f"a column changes its type: {words} ({where(block, error.row)})") from error
+            raise DataError(f"a column changes its type: {words} ({where(block, error.row())})") from error
     return pa.concat_batches(kept)
 
 

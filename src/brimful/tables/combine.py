@@ -48,7 +48,7 @@ def conformed(block: Block, schema: pa.Schema, what: str, number: int) -> Block:
     try:
         return with_origin(conform(rows, schema), block, np.arange(block.num_rows))
     except MisfitError as error:
-        place = where(block, error.row)
+        place = where(block, error.row())
         if error.wanted is None:
             raise DataError(
                 f"there is a column {error.column!r} ({place}), and no data set had one in epoch 0, where this one had no "

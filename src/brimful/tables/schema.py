@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Final, Literal, TypeAlias
 
@@ -329,25 +330,23 @@ class MisfitError(ValueError):
 
     Args:
         column: the name of the column, which may have the wrong type, or may be too many.
-        row: the number of the first row that does not fit.
         found: the type there, in words.
         wanted: the type by the schema, in words; None where the schema has no such column, or the type no such key.
         why: more words; the only ones if `wanted` is None.
+        row: gives the number of the first row that does not fit, which takes a search in a block.
     """
 
-    def __init__(self, column: str, row: int, found: str, wanted: str | None, why: str = "") -> None:
-        super().__init__(column, row, found, wanted, why)
-        self.column, self.row, self.found, self.wanted, self.why = column, row, found, wanted, why
+    def __init__(
+        self, column: str, found: str, wanted: str | None, why: str = "", row: Callable[[], int] = lambda: 0
+    ) -> None:
+        kinds = f"column {column!r} is {wanted} by the schema but {found} here{why and f' ({why})'}"
+        super().__init__(why if wanted is None else kinds)
+        self.column, self.found, self.wanted, self.why, self.row = column, found, wanted, why, row
 
     def told(self, remedy: str = OF_FILES) -> str:
         """The message with a remedy: this one where the type is another, one beside it where a column or a key is unknown."""
         unknown = UNKNOWN if remedy == OF_FILES else _EVERY
         return f"{self}; {unknown if self.wanted is None else remedy}"
-
-    def __str__(self) -> str:
-        if self.wanted is None:
-            return self.why
-        return f"column {self.column!r} is {self.wanted} by the schema but {self.found} here{self.why and f' ({self.why})'}"
 
 
 def conform(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -360,11 +359,9 @@ def conform(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """
     if block.schema.equals(schema):
         return block
-    if unknown := next((name for name in block.schema.names if name not in schema.names), None):
-        found = type_name(block.schema.field(unknown).type)
-        raise MisfitError(
-            unknown, 0, found, None, f"column {unknown!r} is not in the schema ({', '.join(schema.names)})"
-        )
+    if unknown := [field for field in block.schema if field.name not in schema.names]:
+        name, found = unknown[0].name, type_name(unknown[0].type)
+        raise MisfitError(name, found, None, f"column {name!r} is not in the schema ({', '.join(schema.names)})")
     columns = []
     for field in schema:
         place = block.schema.get_field_index(field.name)
@@ -380,19 +377,21 @@ def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
         """Some rows by themselves: a slice shares the values inside its lists with other rows, and a null may hide a list."""
         return _cast(as_plain(array, plain(array.type)).take(array_of(np.arange(first, last))), field.type)
 
+    def row() -> int:
+        first, last = 0, len(array)
+        while last - first > 1:
+            middle = (first + last) // 2
+            try:
+                part(first, middle)
+                first = middle
+            except UNFIT:
+                last = middle
+        return first
+
     try:
         return part(0, len(array))
     except UNFIT as error:
-        why: BaseException = error
-    first, last = 0, len(array)
-    while last - first > 1:
-        middle = (first + last) // 2
-        try:
-            part(first, middle)
-            first = middle
-        except UNFIT as error:
-            last, why = middle, error
-    raise MisfitError(field.name, first, type_name(array.type), type_name(field.type), str(why)) from why
+        raise MisfitError(field.name, type_name(array.type), type_name(field.type), str(error), row) from error
 
 
 def fits(own: pa.DataType, kind: pa.DataType) -> bool:
@@ -420,51 +419,50 @@ def conform_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, *, extra:
             columns = [as_column([row.get(field.name) for row in rows], field.type) for field in schema]
             if all(field.nullable or not column.null_count for field, column in zip(schema, columns)):
                 return pa.RecordBatch.from_arrays(columns, schema=schema)
-    found = (misfit(row, schema, extra, number) for number, row in enumerate(rows))
-    raise next(filter(None, found), MisfitError("", 0, "", None, "these rows fit one by one only"))
+    for number, row in enumerate(rows):
+        if error := misfit(row, schema, extra):
+            error.row = partial(int, number)
+            raise error
+    raise MisfitError("", "", None, "these rows fit one by one only")
 
 
-def misfit(row: Mapping[str, Any], schema: pa.Schema, extra: Extra = "raise", number: int = 0) -> MisfitError | None:
-    """Why a row does not fit a schema; None where it fits. `number`: that of the row."""
-    if extra == "raise" and (unknown := next((name for name in row if name not in schema.names), None)):
+def misfit(row: Mapping[str, Any], schema: pa.Schema, extra: Extra = "raise") -> MisfitError | None:
+    """Why a row does not fit a schema; None where it fits."""
+    if extra == "raise" and (unknown := [name for name in row if name not in schema.names]):
         words = (
-            f"key {unknown!r} is not in the schema ({', '.join(schema.names)}), which the first {SAMPLE_ROWS:,} rows "
+            f"key {unknown[0]!r} is not in the schema ({', '.join(schema.names)}), which the first {SAMPLE_ROWS:,} rows "
             "decide where none is given"
         )
-        return MisfitError(unknown, number, _type_of(row[unknown]), None, words)
+        return MisfitError(unknown[0], _type_of(row[unknown[0]]), None, words)
     for field in schema:
         value = row.get(field.name)
-        if error := unknown_key(field.name, value, field.type, number) or _unfit(value, field, number):
+        if error := unknown_key(field.name, value, field.type) or _unfit(value, field):
             return error
     return None
 
 
-def unknown_key(name: str, value: Any, kind: pa.DataType, number: int = 0) -> MisfitError | None:
+def unknown_key(name: str, value: Any, kind: pa.DataType) -> MisfitError | None:
     """The error for a key inside a value that the column's type does not have, and would drop; None where there is none."""
     if pa.types.is_list(kind) and isinstance(value, list) and pa.types.is_nested(kind.value_type):
-        return next(filter(None, (unknown_key(f"{name}[]", inner, kind.value_type, number) for inner in value)), None)
+        return next(filter(None, (unknown_key(f"{name}[]", inner, kind.value_type) for inner in value)), None)
     if pa.types.is_struct(kind) and isinstance(value, dict):
         for key, inner in value.items():
             if kind.get_field_index(key) < 0:
                 words = f"key {key!r} of column {name!r} is not in the schema ({kind})"
-                return MisfitError(name, number, _type_of(inner), None, words)
-            if error := unknown_key(f"{name}.{key}", inner, kind.field(key).type, number):
+                return MisfitError(name, _type_of(inner), None, words)
+            if error := unknown_key(f"{name}.{key}", inner, kind.field(key).type):
                 return error
     return None
 
 
-def _unfit(value: Any, field: pa.Field, number: int) -> MisfitError | None:
+def _unfit(value: Any, field: pa.Field) -> MisfitError | None:
     kind, wanted = field.type, type_name(field.type)
     with suppress(*UNFIT):
         as_column([value], kind)
-        return (
-            None
-            if field.nullable or value is not None
-            else MisfitError(field.name, number, "null", f"{wanted} not null")
-        )
+        return None if field.nullable or value is not None else MisfitError(field.name, "null", f"{wanted} not null")
     rounded = type(value) is int and pa.types.is_floating(kind)
     found = f"the integer {value}, which it would round," if rounded else _type_of(value)
-    return MisfitError(field.name, number, found, wanted)
+    return MisfitError(field.name, found, wanted)
 
 
 def may_be_rounded(array: pa.Array) -> bool:
