@@ -22,7 +22,7 @@ FORMAT = '''
 from brimful.sources.format import Format, RecordParser, good_rows
 from brimful.sources.formats import register
 from brimful.sources.forward import ForwardReader, lines_of, split
-from brimful.tables.schema import SAMPLE_ROWS, block_of, infer
+from brimful.tables.schema import SAMPLE_ROWS, conform_rows, infer
 
 
 def decode(line):
@@ -40,9 +40,9 @@ class Fields(RecordParser):
 
     def block(self, records):
         rows = [decode(record) for record in records]
-        return block_of([{name: row[name] for name in self.schema.names} for row in rows], self.schema)
+        return conform_rows([{name: row[name] for name in self.schema.names} for row in rows], self.schema)
 
-    def reason(self, record):
+    def reason(self, record, error):
         return f"no fields of numbers: {record!r}"
 
 

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pytest
 
 import brimful as bf
-from brimful.tables.blocks import Block
+from brimful.tables.blocks import Block, concat
 from brimful.tables.origins import ORIGIN, origins, where
-from brimful.tables.ragged import concat
 
 
 def block_of(name: str, *lines: int, unit: str = "line") -> Block:

@@ -23,9 +23,9 @@ from brimful.sources.files import FromFiles
 from brimful.sources.format import Position, RowsAt, ShardReader, no_rows
 from brimful.sources.rotation import OpenShard
 from brimful.sources.urls import Shard
-from brimful.tables.blocks import Block
+from brimful.tables.blocks import Block, concat
 from brimful.tables.origins import ORIGIN
-from brimful.tables.ragged import EMPTY, concat, numpy_of
+from brimful.tables.ragged import EMPTY, numpy_of
 
 PIECE_BYTES: Final = 4 << 20
 """Of rows as they are made: so many come at once, in a message of their own (3 ms)."""

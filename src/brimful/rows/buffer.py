@@ -13,9 +13,9 @@ from brimful.core.repeat import awaited
 from brimful.core.replay import other_rows, reached
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.rows.pace import Patience
-from brimful.tables.blocks import Block, begins, rows_at, samples, visible
+from brimful.tables.blocks import Block, begins, concat, rows_at, samples, visible
 from brimful.tables.checksums import checksums, difference, in_state
-from brimful.tables.ragged import EMPTY, bytes_in, concat
+from brimful.tables.ragged import EMPTY, bytes_in
 
 COALESCED_ROWS: Final = 32
 """In a block of so many, a row costs a stage a few times as much as in one of 4,096; alone, 10 to 100 times as much. With more

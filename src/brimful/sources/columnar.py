@@ -8,6 +8,7 @@ import struct
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,9 +20,9 @@ from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import Bytes, PrefetchedFile
 from brimful.sources.format import Format, Parsed, Piece, Position, RecordParser, ShardReader, parse_by_halves
 from brimful.tables.blocks import Block
-from brimful.tables.plain import as_plain, inside, plain
+from brimful.tables.plain import inside, plain, without_extensions
 from brimful.tables.ragged import EMPTY, array_of
-from brimful.tables.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, settled, type_name
+from brimful.tables.schema import UNFIT, UNKNOWN, MisfitError, conform, fits, settled, type_name
 
 ROWS: Final = 4096
 BUFFER_BYTES: Final = 1 << 20
@@ -95,14 +96,16 @@ class ColumnarRows(ShardReader):
     def _all(self) -> Iterator[Piece]:
         schema, found = self._request.schema, self.begin(PrefetchedFile(self._file))
         names = [name for name in schema.names if name in found.names]
-        columns: ColumnCaster | None = None
+        checked = False
         _, place, skip, saved = self.at
         reached = not skip
         for unit in self.units(names, self.at):
             if unit is None or not unit.batch.num_rows:
                 yield _nothing(self.at)
                 continue
-            columns = columns or ColumnCaster(found, schema, self._request.closed)  # a shard without rows may have any
+            if not checked:  # a shard without rows may have any columns
+                _check_columns(found, schema, self._request.closed)
+                checked = True
             rows = unit.batch.num_rows
             before = 0 if reached else skip - unit.first
             if not reached and (unit.place != place or (before >= rows and unit.after is not None)):
@@ -117,9 +120,14 @@ class ColumnarRows(ShardReader):
             step = max(1, min(ROWS, rows * BUFFER_BYTES // max(1, size)))
             for first in range(before, rows, step):
                 piece = unit.batch.slice(first, step)
+                with suppress(*UNFIT):  # of one row, which is found below
+                    piece = without_extensions(piece)
                 errors = {row - first: bad[row] for row in bad if first <= row < first + piece.num_rows}
                 done = first + 1 + np.arange(piece.num_rows)
-                yield columns.parsed(piece, errors), _positions(unit, done, passed, size, number)
+                yield (
+                    ColumnParser(piece, errors, schema, self._request.on_error).parsed(),
+                    _positions(unit, done, passed, size, number),
+                )
         if not reached:
             raise StateError(f"this state was saved after {saved:,} rows, and the shard has fewer: it was edited")
         self._file.seek(0, io.SEEK_END)
@@ -164,71 +172,53 @@ def _positions(unit: Unit, done: NDArray[np.int64], passed: int, size: int, numb
 # -- the columns of a shard in the types that are wanted -----------------------------------------------------------------
 
 
-class ColumnCaster(RecordParser[int]):
-    """The columns of a shard in the types of a schema; those that it does not have are null.
+def _check_columns(found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
+    """Refuses a shard for its columns.
 
     Raises:
         DataError: a column is not in the schema (where this is `closed`), is there twice, or is of another kind.
     """
+    for field in plain_schema(found if closed else pa.schema([field for field in found if field.name in schema.names])):
+        if field.name not in schema.names:
+            raise DataError(
+                f"column {field.name!r} is not in the schema ({', '.join(schema.names)}). Without schema=, the first shard "
+                f"decides it; {UNKNOWN}"
+            )
+        given, wanted = found.field(field.name).type, schema.field(field.name).type
+        if not fits(field.type, wanted):
+            raise DataError(MisfitError(field.name, type_name(given), type_name(wanted)).told())
 
-    refused = UNFIT
-    on_error: OnError = "skip"
 
-    def __init__(self, found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
-        self.schema = schema
-        plain = plain_schema(found if closed else pa.schema([field for field in found if field.name in schema.names]))
-        for field in plain:
-            if field.name not in schema.names:
-                raise DataError(
-                    f"column {field.name!r} is not in the schema ({', '.join(schema.names)}). Without schema=, the first shard "
-                    f"decides it; {UNKNOWN}"
-                )
-            if not fits(field.type, schema.field(field.name).type):
-                raise DataError(self._unfit(field.name, found))
-        self._found, self._plain = found, plain
+@dataclass(frozen=True)
+class ColumnParser(RecordParser[int]):
+    """The rows of a batch of a shard, by their numbers, in the types of a schema; `bad`: what is wrong with some of them."""
 
-    def parsed(self, batch: Block, bad: dict[int, str]) -> Parsed:
-        """The rows of a batch of the shard; `bad`: what is wrong with some of them."""
-        with suppress(*UNFIT):  # of one row, which is found below
-            batch = self._in_plain_types(batch)
-            if not bad:
-                return Parsed(self._block(batch), np.arange(batch.num_rows), [])
-        self._batch, self._bad = batch, bad
-        return self.rows({row: row for row in range(batch.num_rows)})
+    batch: Block
+    bad: dict[int, str]
+    schema: pa.Schema
+    on_error: OnError
+    refused = (MisfitError,)
+
+    def parsed(self) -> Parsed:
+        every = range(self.batch.num_rows)
+        if not self.bad:
+            with suppress(MisfitError):  # of one row, which is found below
+                return Parsed(self.block(every), np.array(every), [])
+        return self.rows(dict(enumerate(every)))
 
     def block(self, records: Sequence[int]) -> Block:
-        return self._block(self._batch.take(pa.array(records, pa.int64())))
-
-    def reason(self, record: int) -> str:
-        row = self._batch.slice(record, 1)
-        for name in row.schema.names:
-            try:
-                self._block(row.select([name]))
-            except UNFIT as error:
-                return self._unfit(name, row.schema, str(error))
-        return "it does not fit the schema"
+        some = len(records) < self.batch.num_rows
+        try:
+            return conform(self.batch.take(pa.array(records, pa.int64())) if some else self.batch, self.schema)
+        except MisfitError as error:
+            if isinstance(error.__cause__, NotImplementedError):
+                raise DataError(
+                    f"column {error.column!r} is {error.found}, which cannot be read; {_LEAVE_OUT}"
+                ) from error
+            raise
 
     def known(self, record: int) -> str | None:
-        return self._bad.get(record)
-
-    def _block(self, batch: Block) -> Block:
-        return fitted(self._in_plain_types(batch), self.schema)
-
-    def _in_plain_types(self, batch: Block) -> Block:
-        fields, arrays = [self._plain.field(name) for name in batch.schema.names], []
-        for field, array in zip(fields, batch.columns):
-            try:
-                arrays.append(as_plain(array, field.type))
-            except NotImplementedError as error:
-                raise DataError(
-                    f"column {field.name!r} is {type_name(array.type)}, which cannot be read; {_LEAVE_OUT}"
-                ) from error
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
-
-    def _unfit(self, name: str, found: pa.Schema, why: str = "") -> str:
-        wanted, given = (type_name(one.field(name).type) for one in (self.schema, found))
-        kinds = f"column {name!r} is {wanted} by the schema but {given}"
-        return f"{kinds} here{why and f' ({why})'}; {OF_FILES}"
+        return self.bad.get(record)
 
 
 def schema_of(found: pa.Schema, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:

@@ -22,7 +22,7 @@ from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.format import BAD_RECORDS, Format, Parsed, ReadRequest, RecordParser, ShardReader, good_rows
 from brimful.sources.forward import BUFFER_BYTES, Forward, ForwardReader, Records, split
 from brimful.tables.blocks import Block
-from brimful.tables.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, block_of, may_be_rounded, type_name
+from brimful.tables.schema import SAMPLE_ROWS, UNKNOWN, MisfitError, conform_rows, may_be_rounded, type_name
 
 RECORD_BYTES: Final = 1 << 24
 """A record that has newlines is not longer: so much is looked through for the end of a quoted field, and held meanwhile."""
@@ -279,7 +279,7 @@ class _Shard:
     def rows(self, records: Records[CsvText]) -> Parsed:
         if records.data.unclosed is not None or not len(records.data.filled):  # one without rows may have any header
             errors = [] if records.data.unclosed is None else [(0, records.data.unclosed)]
-            return Parsed(block_of([], self._request.schema), np.empty(0, dtype=np.int64), errors)
+            return Parsed(conform_rows([], self._request.schema), np.empty(0, dtype=np.int64), errors)
         self._rows = self._rows or self._under_header()
         parsed = self._rows.parse(records)
         if len(parsed.records) and self._rows.schema is not self._request.schema:
@@ -341,14 +341,14 @@ class RecordRows(RecordParser[bytes]):
             Exception: one of `refused`, where one is bad.
         """
         if not rows:
-            return block_of([], self.schema)
+            return conform_rows([], self.schema)
         table = self.read(data)
         if table.num_rows != rows or self._odd(data) or self._beyond(table, data):
             raise ValueError("a record is several rows, or has a number that Arrow would change")
         if any(not field.nullable and table.column(field.name).null_count for field in self.schema):
             raise ValueError("a column is null that may not be")
         columns = [table.column(field.name).combine_chunks() for field in self.schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else block_of([], self.schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else conform_rows([], self.schema)
 
     def read(self, data: bytes) -> pa.Table:
         types = {field.name: field.type for field in self.schema} or {self.names[0]: None}  # Arrow takes none for all
@@ -384,7 +384,7 @@ class RecordRows(RecordParser[bytes]):
             "quote fields that hold a delimiter"
         )
 
-    def reason(self, record: bytes) -> str:
+    def reason(self, record: bytes, error: Exception) -> str:
         values = fields(record, self.delimiter)
         for field in self.schema:
             value = values[self.names.index(field.name)]
@@ -437,9 +437,9 @@ def _unfit(field: pa.Field, value: bytes) -> str:
     except UnicodeDecodeError as error:
         return f"invalid UTF-8: byte 0x{value[error.start]:02x} at byte {error.start:,} of column {field.name!r}"
     if text in NULLS and not field.nullable:
-        return f"column {field.name!r} is null here, which the schema does not allow"
+        return MisfitError(field.name, "null", f"{type_name(field.type)} not null").told()
     shown = repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
-    return f"column {field.name!r} is {type_name(field.type)} by the schema but {shown} here; {OF_FILES}"
+    return MisfitError(field.name, shown, type_name(field.type)).told()
 
 
 def _read(data: bytes, names: Sequence[str], types: _Types, delimiter: str, words_only: bool = False) -> pa.Table:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from brimful.core.counters import SKIPPED, OnError, count, skipped
 from brimful.plan.errors import DataError, StageError, StateError, logger
 from brimful.sources.bytes import Bytes
-from brimful.tables.blocks import Block, Sample
+from brimful.tables.blocks import Block, Sample, concat
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import EMPTY, concat, with_column
-from brimful.tables.schema import UNFIT, block_of, fitting, misfit
+from brimful.tables.ragged import EMPTY, with_column
+from brimful.tables.schema import MisfitError, conform_rows
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -319,9 +319,9 @@ class RecordParser(ABC, Generic[T]):
             Exception: one of `refused`, where one of them is bad.
         """
 
-    @abstractmethod
-    def reason(self, record: T) -> str:
-        """Why a record is refused that stands alone."""
+    def reason(self, record: T, error: Exception) -> str:
+        """Why a record is refused that stands alone, by its error."""
+        return error.told() if isinstance(error, MisfitError) else str(error)
 
     def known(self, record: T) -> str | None:
         """Why a record is bad, where that is seen before `block` is asked, or would not be seen by it."""
@@ -341,10 +341,10 @@ class RecordParser(ABC, Generic[T]):
         blocks, found = parse_by_halves(
             unknown, lambda part: self.block([records[number] for number in part]), self.refused, self.on_error
         )
-        errors |= {number: self.reason(records[number]) for number in found}
+        errors |= {number: self.reason(records[number], error) for number, error in found.items()}
         end = min(errors) if errors and self.on_error == "raise" else len(records) and max(records) + 1
         good = [number for number in unknown if number not in errors and number < end]
-        block = concat(blocks) if self.schema.names else block_of([{}] * len(good), self.schema)
+        block = concat(blocks) if self.schema.names else conform_rows([{}] * len(good), self.schema)
         return Parsed(block, np.array(good, dtype=np.int64), sorted(errors.items()))
 
 
@@ -356,24 +356,10 @@ class SampleParser(RecordParser[Sample | str]):
     schema: pa.Schema
     closed: bool
     on_error: OnError
-    refused = UNFIT
+    refused = (MisfitError,)
 
     def block(self, records: Sequence[Any]) -> Block:
-        block = fitting(records, self.schema) if self.closed else block_of(records, self.schema)
-        if block is None or _null_where_none_may_be(block):
-            raise pa.ArrowInvalid("a sample does not fit")
-        return block
-
-    def reason(self, record: Any) -> str:
-        if message := misfit(record, self.schema, self.closed):
-            return message
-        name = _null_where_none_may_be(block_of([record], self.schema))
-        return f"column {name!r} is null here, which the schema does not allow"
+        return conform_rows(records, self.schema, extra="raise" if self.closed else "drop")
 
     def known(self, record: Sample | str) -> str | None:
         return record if isinstance(record, str) else None
-
-
-def _null_where_none_may_be(block: Block) -> str | None:
-    fields = (field.name for field in block.schema if not field.nullable and block.column(field.name).null_count)
-    return next(fields, None)

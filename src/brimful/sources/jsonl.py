@@ -23,7 +23,7 @@ from brimful.sources.format import Format, Parsed, ReadRequest, RecordParser, Sh
 from brimful.sources.forward import ForwardReader, Records, lines_of, split
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.plain import any_part
-from brimful.tables.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
+from brimful.tables.schema import SAMPLE_ROWS, conform_rows, has_floats, infer, may_be_rounded, misfit, unknown_key
 
 _SPACE: Final = b" \t\r\n"
 _LONG: Final = re.compile(rb"\d{8}")
@@ -106,7 +106,7 @@ class JsonLines(RecordParser[bytes]):
             Exception: one of `refused`, where they are not one object each.
         """
         if not rows:
-            return block_of([], self.schema)
+            return conform_rows([], self.schema)
         table = self._read(data)
         if table.num_rows != rows:
             raise ValueError("a line holds several objects")
@@ -122,13 +122,13 @@ class JsonLines(RecordParser[bytes]):
         table.validate(full=True)  # UTF-8
         return table
 
-    def reason(self, record: bytes) -> str:
+    def reason(self, record: bytes, error: Exception | None = None) -> str:
         try:
-            if message := misfit(decode(record), self.schema, self.closed):
-                return message
+            if found := misfit(decode(record), self.schema, "raise" if self.closed else "drop"):
+                return found.told()
             self._read(record)
-        except self.refused as error:
-            return str(error).removesuffix(" in row 0")
+        except self.refused as refused:
+            return str(refused).removesuffix(" in row 0")
         return "invalid JSON"
 
     @cached_property
@@ -144,8 +144,9 @@ class JsonLines(RecordParser[bytes]):
             return None
         with suppress(DataError):
             row = decode(record)
-            lost = (unknown_key(field.name, row.get(field.name), field.type) for field in self.schema)
-            return next(filter(None, lost if self._may_lose_keys else ()), misfit(row, self._floats, False))
+            lost = (unknown_key(one.name, row.get(one.name), one.type) for one in self.schema if self._may_lose_keys)
+            error = next(filter(None, lost), None) or misfit(row, self._floats, "drop")
+            return error.told() if error else None
         return None
 
     @cached_property

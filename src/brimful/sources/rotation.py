@@ -13,8 +13,8 @@ import numpy as np
 from brimful.core.background import Workers, awaited
 from brimful.core.counters import Counts, add_counts, apart, count
 from brimful.sources.format import Position, RowsAt, no_rows
-from brimful.tables.blocks import Block
-from brimful.tables.ragged import array_of, concat, offsets_of, runs
+from brimful.tables.blocks import Block, concat
+from brimful.tables.ragged import array_of, offsets_of, runs
 
 T = TypeVar("T")
 
