@@ -24,6 +24,7 @@ import pyarrow as pa
 import brimful as bf
 from brimful.batching.windows import Buffered
 from brimful.core.ahead import Ahead
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
 from brimful.rows.buffer import Unbatch
 from brimful.rows.mixing import Concat
@@ -45,7 +46,7 @@ class Blocks(Stage[Block]):
     def start(self, epoch: int) -> State:
         return 0
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         for number in range(at, self.count):
             size = self.sizes[number % len(self.sizes)]
             first = number * 7 % (ROWS - size + 1)

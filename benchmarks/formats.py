@@ -27,6 +27,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 import brimful as bf
+from brimful.core.run import Run
 
 RUNS = 3
 SCHEMA = pa.schema({"id": pa.int64(), "text": pa.string(), "input_ids": pa.list_(pa.int32())})
@@ -92,7 +93,7 @@ LIMITS: dict[str, Callable[[Path], Iterator[Any]]] = {
 
 def ours(path: Path, columns: tuple[str, ...] | None = None) -> Iterator[Any]:
     stage = bf.from_files(path, schema=SCHEMA, columns=columns).stage
-    return (block for block, _ in stage.items(stage.start(0)))
+    return (block for block, _ in stage.items(stage.start(0), Run()))
 
 
 def speed(blocks: Callable[[], Iterator[Any]]) -> float:

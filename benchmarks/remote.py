@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 import brimful as bf
+from brimful.core.run import Run
 
 OPEN_SECONDS = 0.2
 RUNS = 3
@@ -107,7 +108,7 @@ def rate(url: str, standby: int) -> float:
         n_standby_shards=standby,
     )
     stage = data.stage
-    items = stage.items(stage.start(0))
+    items = stage.items(stage.start(0), Run())
     rows = next(items)[0].num_rows
     began, count = time.perf_counter(), 0
     for block, _ in items:

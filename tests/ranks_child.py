@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import brimful as bf
 from brimful.batching import rendezvous
 from brimful.batching.batch import Uneven
-from brimful.core import background
+from brimful.core import run
 from brimful.loader import Loader
 from tests.forks import serve
 
@@ -114,7 +114,7 @@ def stuck(folder: Path) -> Any:
     """Rank 0, which hosts the store, is stopped; what the other says."""
     pids: list[Any] = [None, None]
     dist.all_gather_object(pids, os.getpid())
-    rendezvous._GRACE = background.JOIN_SECONDS = 0.5  # type: ignore[misc]
+    rendezvous._GRACE = run.JOIN_SECONDS = 0.5  # type: ignore[misc]
     try:
         for _ in data(folder).shard(timeout_seconds=4):
             if dist.get_rank() == 0:

@@ -34,6 +34,7 @@ import brimful as bf
 from brimful.async_loader import Loaded
 from brimful.batching.batch import Batch
 from brimful.batching.batched import Batched, Narrowed
+from brimful.batching.facts import BatchFacts
 from brimful.batching.items import EnumerateItems, MapItems, TakeItems
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
@@ -44,6 +45,7 @@ from brimful.batching.windows import Buffered, Planned
 from brimful.core.ahead import Ahead
 from brimful.core.facts import facts_of
 from brimful.core.repeat import Repeat
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
 from brimful.encoding.encoders import chat_encoder_for, encoder_for
 from brimful.index.indexed import Choose as IndexChoose
@@ -127,7 +129,7 @@ class Blocks(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [epoch, 0]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, number = at
         rows = samples_of(self.lengths, first=1000 * epoch)
         rows = rows[epoch:] + rows[:epoch]
@@ -845,7 +847,7 @@ ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to an
 LOADERS: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {  # batches, of whatever makes them
     Loaded: st.builds(lambda items: partial(Loaded, items), st.lists(st.integers())),
     Synthetic: st.builds(
-        lambda shapes: partial(Synthetic, str, tuple(shapes)),
+        lambda shapes: partial(Synthetic, str, tuple(shapes), BatchFacts(Loaded([]), "", lambda: shapes)),
         st.lists(st.tuples(few, few), min_size=1, max_size=5),
     ),
 }

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import brimful as bf
+from brimful.core.run import Run
 from brimful.tables.blocks import Block, concat
 from brimful.tables.origins import ORIGIN, origins, where
 
@@ -34,7 +35,7 @@ def test_a_block_names_file_and_line_of_its_rows_in_another_process(tmp_path: Pa
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text('{"x": 1}\n\n{"x": 2}\n')
     stage = bf.from_files([tmp_path / "a.jsonl", tmp_path / "b.jsonl"]).stage
-    (block, _), *_ = stage.items(stage.start(0))
+    (block, _), *_ = stage.items(stage.start(0), Run())
     (tmp_path / "block").write_bytes(written(block))  # type: ignore[operator]
     code = f"""
 import pickle

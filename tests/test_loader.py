@@ -8,7 +8,7 @@ import json
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -618,20 +618,16 @@ class Walked:
     def __init__(self) -> None:
         self.batches, self.walks = make_batches(), 0
 
-    def iter(self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = (), epoch: int = 0) -> Any:
-        return self.batches.iter(state_dict, allow=allow, epoch=epoch)
+    def _begin(self, *how: Any) -> Any:
+        return self.batches._begin(*how)
 
     @property
     def stage(self) -> Any:
+        self.walks += 1
         return self.batches.stage
 
     def __len__(self) -> int:
         return len(self.batches)
-
-    @property
-    def streams(self) -> int | None:
-        self.walks += 1
-        return self.batches.streams
 
     @property
     def sharded(self) -> bool:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.batching.window import PlanningWindow
 from brimful.core.counters import add_counts, count, skipped, with_counters
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State, running
 from brimful.rows.chunks import Chunk
 from brimful.tables.blocks import Block
@@ -123,7 +124,7 @@ class Elsewhere(Stage[Block]):
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         with running(self.upstream, at) as items, elsewhere() as pool:
             for block, after in items:
                 out, counts = pool.submit(with_counters, self.fn, block).result(60)

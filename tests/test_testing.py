@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import brimful as bf
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State
 from brimful.testing import assert_exact_resume, first_difference
 
@@ -30,7 +31,7 @@ class Numbers(Stage[Any]):
     def start(self, epoch: int) -> State:
         return [0, []]
 
-    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
         first, more = at
         if self.bug == "changes what it is given":
             at[0] = 4
@@ -67,7 +68,7 @@ class Fleeting(Stage[Any]):
     def start(self, epoch: int) -> State:
         return 0
 
-    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
         yield next(_runs), END
 
 

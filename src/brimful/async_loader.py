@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from brimful.core.above import GUARD
-from brimful.core.ahead import HANDED_ON
 from brimful.core.consumed import Consumed, Snapshot, snapshot_of
 from brimful.core.facts import Facts, facts_of, following
 from brimful.core.iterator import ResumableIterator
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State, not_in_state, with_inputs
 from brimful.core.stats import Stats
 from brimful.loader import Loader, LoaderIterator
@@ -133,9 +133,13 @@ class AsyncLoader:
     """Whether the interpreter ends, asked when modules may be empty: then nobody goes on."""
 
     def __iter__(self) -> Iterator[Any]:
-        return LoaderIterator(self._loop())
+        return self._iterate()
 
-    def _loop(self) -> Generator[Any, None, None]:
+    def _iterate(self, ahead: bool = False) -> Iterator[Any]:
+        """A loop over it; see `Loader`."""
+        return LoaderIterator(self._loop(ahead))
+
+    def _loop(self, ahead: bool) -> Generator[Any, None, None]:
         if isinstance(self.loader, Loader | AsyncLoader):
             GUARD.loop_here().check_loader(self, followed=self._consumed.followed)
         if facts_of(self._stage).static_buffers:
@@ -143,7 +147,7 @@ class AsyncLoader:
         if (place := self._consumed.left_at) is not None:
             self._go_back(place)
         loaded = self._loaded if self._loaded.passes_on else replace(self._loaded, begun=self._begin(), ended=[])
-        self._running = self._last = running = ResumableIterator(self._around(loaded), None, ())
+        self._running = self._last = running = ResumableIterator(self._around(loaded), None, (), ahead=ahead)
         start = _snapshot_at(running.position)()
         loop = self._consumed.begin(start)
         try:
@@ -370,9 +374,8 @@ class Loaded(Stage[Any]):
         except (AttributeError, NotImplementedError, TypeError):  # an adapter around what has no state
             return 0
 
-    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        HANDED_ON.set(self.passes_on)
-        batches = iter(self.loader) if self.begun is None else self.begun
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
+        batches = self._begun(run) if self.begun is None else self.begun
         close = getattr(batches, "close", None)
         stateless = isinstance(at, int)
         given = at if stateless else 0
@@ -384,6 +387,11 @@ class Loaded(Stage[Any]):
         finally:
             if close is not None:
                 close()
+
+    def _begun(self, run: Run) -> Iterator[Any]:
+        if self.passes_on:
+            return self.loader._iterate(run.ahead)  # type: ignore[attr-defined,no-any-return]  # as the loaders of ours have it
+        return iter(self.loader)
 
     def _state(self, number: int) -> State:
         if self.passes_on:

@@ -23,6 +23,7 @@ from brimful.core.ahead import Ahead
 from brimful.core.facts import facts_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
+from brimful.core.run import Run
 from brimful.core.stage import Stage, check_depth, running
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.indexed import Indexed
@@ -91,6 +92,18 @@ class Batches:
         >>> [batch["input_ids"].tolist() for batch in batches.iter(it.state_dict())]
         [[[2]], [[3]]]
         """
+        return self._begin(state_dict, epoch, allow)
+
+    def _begin(
+        self,
+        state_dict: dict[str, Any] | None,
+        epoch: int,
+        allow: Collection[str],
+        owner: Run | None = None,
+        ahead: bool = False,
+    ) -> ResumableIterator[Any]:
+        """An iterator, of a loader if that is the `owner`; `ahead`: a stage of ours takes its items, and hands on those that the
+        consumer is to make."""
         world_size = 1 if self.sharded else world_size_here()
         if world_size > 1:
             warn_once(
@@ -101,7 +114,9 @@ class Batches:
         if facts_of(self.stage).static_buffers:
             GUARD.loop_here().check_buffers()
         with told(self.stage):
-            return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
+            return ResumableIterator(
+                self._endless, state_dict, allow, integer("epoch", epoch), owner=owner, ahead=ahead
+            )
 
     def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
         """The batches as an IterableDataset for trainers, one epoch at a time, with state_dict, load_state_dict and
@@ -530,7 +545,7 @@ def batches_of(
     texts = data.texts()
     rules = replace(_rules(known, columns, planner.packs), left_out=() if form.keep_text else texts)
     if planner.truncate_side != "right":
-        planner = replace(cast(Any, planner), token_columns=rules.beside_tokens)
+        planner = replace(cast(Any, planner), token_columns=rules.token_aligned_columns)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
     originals = data.originals()
     if originals is not None:
@@ -542,7 +557,7 @@ def batches_of(
         else integer("balance_group", order.balance_group, 1, "batch")
     )
     rows, batches = _rows(window, parts * group)
-    unmasked = rules.beside_tokens if planner.packs else ()
+    unmasked = rules.token_aligned_columns if planner.packs else ()
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
     if data.streamed_by:

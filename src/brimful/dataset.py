@@ -1032,11 +1032,12 @@ class Dataset:
                 "stratified".
             seed: the seed of the order of batches.
             collate_fn: makes a batch from a list of samples (dicts), like the collators of Hugging Face. It replaces
-                the layout. brimful seeds the generators of Python, numpy and torch, and those that the collator itself
-                holds, anew for each batch. So its random numbers do not depend on reading ahead, on the number of ranks
-                or on a resume. brimful puts the generators of the process back afterwards. Without workers, brimful
-                calls it when you take the batch, even after `prefetch` or `to_device`. On several ranks it must return
-                a dict, so that brimful can mark fillers. Or use shard(uneven="drop").
+                the layout. brimful seeds the generators of Python, numpy and torch, and those that the collator has as
+                attributes, anew for each batch. It finds none that a function closes over. So random numbers do not
+                depend on reading ahead, on the number of ranks or on a resume. brimful puts the generators of the
+                process back afterwards. Without workers, brimful calls it when you take the batch, even after
+                `prefetch` or `to_device`. On several ranks it must return a dict, so that brimful can mark fillers. Or
+                use shard(uneven="drop").
             max_workers: how many batches it makes at the same time, ahead of use. 0: in the caller's thread.
             executor_type: "process" or "thread" for these workers. A process takes seconds to start if the function
                 needs torch. Use "thread" if the function releases the interpreter's lock and draws no random numbers.

@@ -12,13 +12,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from brimful.batching.round_robin import told
 from brimful.core.above import GUARD
-from brimful.core.ahead import hands_on
-from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
 from brimful.core.counters import with_counters
 from brimful.core.facts import facts_of, shown
 from brimful.core.header import allowed, header_of
 from brimful.core.iterator import ResumableIterator, position_in
+from brimful.core.run import Run
 from brimful.core.stage import Stage
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
@@ -28,8 +27,13 @@ from brimful.plan.errors import BrokenError, StateError, integer, warn_once
 class Runs(Protocol):
     """What a loader runs: Batches, or Samples."""
 
-    def iter(
-        self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = (), epoch: int = 0
+    def _begin(
+        self,
+        state_dict: dict[str, Any] | None,
+        epoch: int,
+        allow: Collection[str],
+        owner: Run | None = None,
+        ahead: bool = False,
     ) -> ResumableIterator[Any]: ...
 
     def __len__(self) -> int: ...
@@ -83,14 +87,18 @@ class Loader(IterableDataset[Any]):
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
         self._loaded = False  # a state, and no loop has begun since
         self._named = False  # the epoch of the next loop, inside one
-        self._kept: Running | None = None  # the workers of all epochs
+        self._kept: Run | None = None  # the workers of all epochs
         self._reader: str | None = None  # who takes its batches before the training loop wants them
         self._consumed = Consumed()
 
     def __iter__(self) -> Iterator[Any]:
-        return LoaderIterator(self._loop())
+        return self._iterate()
 
-    def _loop(self) -> Generator[Any, None, None]:
+    def _iterate(self, ahead: bool = False) -> Iterator[Any]:
+        """A loop over it; `ahead`: a stage of ours takes its batches, and hands on those that the consumer is to make."""
+        return LoaderIterator(self._loop(ahead))
+
+    def _loop(self, ahead: bool) -> Generator[Any, None, None]:
         if get_worker_info() is not None:
             raise RuntimeError(
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
@@ -106,7 +114,7 @@ class Loader(IterableDataset[Any]):
         loop = self._begin()
         try:
             steps = self.steps_per_epoch
-            for batch in self._rest_of_data() if steps is None else self._rest_of_steps(loop, steps):
+            for batch in self._rest_of_data(ahead) if steps is None else self._rest_of_steps(loop, steps, ahead):
                 self._consumed.took(self._now)
                 yield batch
             self._consumed.end(loop, self._now)
@@ -132,12 +140,12 @@ class Loader(IterableDataset[Any]):
         self._loaded = self._named = False
         return self._consumed.begin(self._now()())
 
-    def _rest_of_data(self) -> Iterator[Any]:
+    def _rest_of_data(self, ahead: bool) -> Iterator[Any]:
         """The rest of the epoch where this stands, or the next one."""
         over = False
         while not over:
             restored = self._restored
-            self._running = self._last = running = self._begun(restored)
+            self._running = self._last = running = self._begun(restored, ahead)
             self._restored = None
             over = restored is None  # else it may have nothing left: then the next epoch begins
             ended = False
@@ -155,11 +163,11 @@ class Loader(IterableDataset[Any]):
                 raise _ended_by_another()
             self.epoch, self._running = self.epoch + 1, None
 
-    def _rest_of_steps(self, loop: object, steps_per_epoch: int) -> Iterator[Any]:
+    def _rest_of_steps(self, loop: object, steps_per_epoch: int, ahead: bool) -> Iterator[Any]:
         """The batches after the last one, to the end of an epoch of so many steps."""
         running = before = self._running
-        if running is None or running._deferred != hands_on():  # its items are for another kind of taker
-            self._running = running = self._begun(self._place())
+        if running is None or running._run.ahead != ahead:  # its items are for another kind of taker
+            self._running = running = self._begun(self._place(), ahead)
             self._restored = self._left = None
         if before is not None and before is not running:
             before.close()
@@ -176,15 +184,11 @@ class Loader(IterableDataset[Any]):
             if self._running is not running:
                 return  # sent to another place
 
-    def _begun(self, state: dict[str, Any] | None) -> ResumableIterator[Any]:
+    def _begun(self, state: dict[str, Any] | None, ahead: bool) -> ResumableIterator[Any]:
         """A run from a state of its own, or of the epoch from its start."""
         if self._kept is None or self._kept.process != os.getpid():
-            self._kept = Running.kept_by(self)
-        before = KEEPER.set(self._kept)
-        try:
-            return self.batches.iter(state, allow=self._allow, epoch=self.epoch if state is None else 0)
-        finally:
-            KEEPER.reset(before)
+            self._kept = Run.kept_by(self)
+        return self.batches._begin(state, self.epoch if state is None else 0, self._allow, self._kept, ahead)
 
     def __len__(self) -> int:
         return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
@@ -407,10 +411,15 @@ class Samples:
     stage: Stage[Any]
     count: Callable[[], int]
 
-    def iter(
-        self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = (), epoch: int = 0
+    def _begin(
+        self,
+        state_dict: dict[str, Any] | None,
+        epoch: int,
+        allow: Collection[str],
+        owner: Run | None = None,
+        ahead: bool = False,
     ) -> ResumableIterator[Any]:
-        return ResumableIterator(self.stage, state_dict, allow, epoch)
+        return ResumableIterator(self.stage, state_dict, allow, epoch, owner=owner, ahead=ahead)
 
     @property
     def _endless(self) -> Stage[Any]:

@@ -67,7 +67,7 @@ def assert_exact_resume(
     ...     def start(self, epoch):
     ...         return 0
     ...
-    ...     def items(self, at):
+    ...     def items(self, at, run):
     ...         for i in range(at, 3):
     ...             yield "abc"[i], i
     >>> assert_exact_resume(Letters)

@@ -16,6 +16,7 @@ from brimful.batching.batch import Batch
 from brimful.batching.facts import BatchFacts, batch_facts, collated_of
 from brimful.batching.items import TakeItems
 from brimful.core.facts import Facts, facts_of, following
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running, with_inputs
 from brimful.core.stats import recompile_limit
 from brimful.isolation.guard import refuse_leaks_of_step
@@ -153,7 +154,7 @@ class Synthetic(Stage[Any]):
     def start(self, epoch: int) -> State:
         return 0
 
-    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
         for number, one in enumerate(self.wanted[at:], at + 1):
             yield self.make(one), END if number == len(self.wanted) else number
 

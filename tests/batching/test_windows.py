@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.batching.windows import Buffered, Planned
+from brimful.core.run import Run
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, running
 from brimful.plan import TokenBudget
 from brimful.tables.blocks import Block
@@ -26,7 +27,7 @@ def streamed(sizes: list[int]) -> bf.Dataset:
 
 
 def run(stage: Buffered | Planned, at: Any = None) -> list[Any]:
-    return [window for window, _ in stage.items(stage.start(0) if at is None else at)]
+    return [window for window, _ in stage.items(stage.start(0) if at is None else at, Run())]
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 15))
@@ -48,7 +49,7 @@ def test_a_window_gives_its_rows_in_any_order() -> None:
 
 def test_auto_is_resolved_once_and_stays_in_the_state() -> None:
     stage = Buffered(streamed([number % 50 for number in range(3_000)]).stage, 0, LENGTHS, True, TokenBudget(200))
-    items = list(stage.items(stage.start(0)))
+    items = list(stage.items(stage.start(0), Run()))
     size = items[0][1][-1]
     assert [len(window) for window, _ in items] == [1_024, 1_976], "a rest shorter than half of the size joins"
     assert 1_024 < size < 1_976
@@ -70,7 +71,7 @@ def test_an_automatic_window_begins_short_in_each_epoch(
     rows = streamed([1 + number % 50 for number in range(20_000)]).map(noted).stage
     stage = Buffered(rows, 0, LENGTHS, True, TokenBudget(200), first_share=share)
     for epoch in range(2):
-        items = stage.items(stage.start(epoch))
+        items = stage.items(stage.start(epoch), Run())
         read.clear()
         sizes = [len(next(items)[0])]
         assert len(read) <= first + first // 2 + 2 * BLOCK_ROWS
@@ -83,7 +84,7 @@ def test_an_automatic_window_begins_short_in_each_epoch(
 def test_windows_of_so_many_batches_do_not_begin_short() -> None:
     rows = streamed([1 + number % 50 for number in range(9_000)]).stage
     stage = Buffered(rows, 0, LENGTHS, True, TokenBudget(200), 500)
-    assert len(next(stage.items(stage.start(0)))[0]) > 3_000
+    assert len(next(stage.items(stage.start(0), Run()))[0]) > 3_000
 
 
 def test_only_rows_that_are_wanted_are_read() -> None:
@@ -94,7 +95,7 @@ def test_only_rows_that_are_wanted_are_read() -> None:
         return sample
 
     stage = Buffered(streamed([1] * 5_000).map(noted).stage, 300, LENGTHS, True)
-    items = stage.items(stage.start(0))
+    items = stage.items(stage.start(0), Run())
     next(items)
     assert len(read) <= 300 + 150 + 256 + 1_000 + 256, "and those that its types are told by"
     items.close()
@@ -168,7 +169,7 @@ class Cut(Stage[Block]):
     def start(self, epoch: int) -> State:
         return 0
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         for first in range(at, self.rows, self.size):
             last = min(first + self.size, self.rows)
             tokens = [[number] * (1 + number % 5) for number in range(first, last)]

@@ -33,7 +33,7 @@ def functions_take_no_time() -> Iterator[None]:
 
 
 def counts_of(it: ResumableIterator[Any]) -> Counter[str]:
-    return Counter(it.stats._tally.counts())
+    return Counter(it.stats._counters.counts())
 
 
 def assert_counted_once(make: draw.Make, max_items: int = 25, max_resumes: int = 6) -> Counter[str]:

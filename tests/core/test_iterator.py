@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.core.background import JOIN_SECONDS
 from brimful.core.header import header_of
+from brimful.core.run import JOIN_SECONDS
 from brimful.core.stats import Stats
 from brimful.tables.blocks import Sample
 from brimful.testing import first_difference

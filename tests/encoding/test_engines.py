@@ -16,7 +16,8 @@ import pytest
 from tokenizers import pre_tokenizers as p
 
 import brimful as bf
-from brimful.core.background import RUN, Running, Workers
+from brimful.core.run import Run
+from brimful.core.threads import Workers
 from brimful.encoding import engines
 from brimful.encoding.encoder import Encoder
 from brimful.encoding.encoder_kinds import GigatokenEncoder, TransformersEncoder
@@ -232,7 +233,7 @@ def counting(given: list[str], worth: int = 0) -> list[int]:
         lengths = np.array([len(text) for text in column.to_pylist()], np.int32)
         return Ragged(lengths, np.arange(len(lengths) + 1))
 
-    engine = engines.Engine((engines.Way("cache", lambda: encode),), own, "mine")
+    engine = engines.Engine((engines.EngineCandidate("cache", lambda: encode),), own, "mine")
     for first in range(0, len(given), 400):
         asked.append(0)
         of_column(engine, pa.array(given[first : first + 400]))
@@ -261,7 +262,7 @@ def test_the_audit_goes_on_beside_the_next_blocks_and_is_awaited_before_its_own_
         lengths = np.array([len(text) for text in column.to_pylist()], np.int32)
         return Ragged(lengths, np.arange(len(lengths) + 1))
 
-    engine = engines.Engine((engines.Way("cache", lambda: encode),), own, "mine")
+    engine = engines.Engine((engines.EngineCandidate("cache", lambda: encode),), own, "mine")
     (tokens, check), (_, after) = engine.begin(pa.array(["x"] * 600)), engine.begin(pa.array(["x"] * 600))
     assert tokens.values.tolist() == [1] * 600
     for awaited in (check, after):
@@ -286,11 +287,11 @@ def test_what_another_run_has_begun_to_audit_is_audited_anew() -> None:
 
     def begun() -> list[Callable[[], None]]:
         """What is awaited of three blocks of an iterator."""
-        RUN.set(Running())
-        return [engine.begin(pa.array(["x"] * 600))[1] for _ in range(3)]
+        with Run().entered():
+            return [engine.begin(pa.array(["x"] * 600))[1] for _ in range(3)]
 
     asked: list[int] = []
-    engine = engines.Engine((engines.Way("cache", lambda: encode),), own, "mine")
+    engine = engines.Engine((engines.EngineCandidate("cache", lambda: encode),), own, "mine")
     runs = [copy_context().run(begun) for _ in range(2)]
     assert not engines._SEEN, "nothing has been looked at"
     go_on.set()
@@ -314,7 +315,7 @@ def test_the_audit_goes_in_turn_with_the_engine_or_all_at_once_while_that_is_loa
         assert begins.wait(30) or not slow, "the audit waits for the engine"
         return lambda column: Ragged(np.ones(len(column), np.int32), np.arange(len(column) + 1))
 
-    engine = engines.Engine((engines.Way("cache", make, slow),), own, "mine")
+    engine = engines.Engine((engines.EngineCandidate("cache", make, slow),), own, "mine")
     assert rows_of(of_column(engine, pa.array(["x"] * 100))) == [[1]] * 100
     assert asked == ([100] if slow else [32, 32, 32, 4])
     of_column(engine, pa.array(["x"] * 100))
@@ -325,7 +326,7 @@ def test_an_engine_that_fails_is_not_waited_for_and_does_not_count() -> None:
     def encode(column: pa.Array) -> Ragged:
         raise OSError("no memory")
 
-    engine = engines.Engine((engines.Way("cache", lambda: encode),), lambda some: [[1]] * len(some), "mine")
+    engine = engines.Engine((engines.EngineCandidate("cache", lambda: encode),), lambda some: [[1]] * len(some), "mine")
     with pytest.raises(OSError, match="no memory"):
         of_column(engine, pa.array(["x"]))
     assert not engines._SEEN

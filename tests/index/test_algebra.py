@@ -440,7 +440,7 @@ def test_a_store_that_is_far_away_is_told_of_the_rows_that_are_kept() -> None:
     class Far(SequenceIndex):
         expects = True  # type: ignore[assignment]
 
-        def expect(self, sets: Sequence[RowSet]) -> None:
+        def prefetch_hint(self, sets: Sequence[RowSet]) -> None:
             told.extend(one.rows() for one in sets)
 
     source = FromSequence(Far([{"n": number} for number in range(300)]), True, 1)

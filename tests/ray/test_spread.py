@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.core.processes import dumps
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
 from brimful.ray import spread
 from brimful.sources.files import FromFiles
@@ -37,7 +38,7 @@ class Here(Stage[Block]):
     def start(self, epoch: int) -> State:
         return self.files.start(epoch)
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         source = spread.OneBlock([])
         job = dumps(spread.Job(self.files.elsewhere(), self.upstream.sent(source), source))
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State
 from brimful.rows import buffer
 from brimful.rows.buffer import Rebatch
@@ -27,8 +28,8 @@ class Coalesced(Stage[Block]):
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        yield from buffer.coalesced(self.upstream, at)
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
+        yield from buffer.coalesced(self.upstream, at, run)
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Failing(Stage[Block]):
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        yield from self.upstream.items(at)
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
+        yield from self.upstream.items(at, Run())
         raise ValueError("a bad shard")
 
 
 def found(*sizes: int) -> list[int]:
     stage = Coalesced(draw.Blocks((1,) * sum(sizes), sizes[:-1]))
-    return [block.num_rows for block, _ in stage.items(stage.start(0))]
+    return [block.num_rows for block, _ in stage.items(stage.start(0), Run())]
 
 
 def tensors(values: Any) -> pa.Array:
@@ -59,13 +60,13 @@ class Given(Stage[Block]):
     def start(self, epoch: int) -> State:
         return 0
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         for number in range(at, len(self.blocks)):
             yield self.blocks[number], number + 1
 
 
 def joined(blocks: list[Block]) -> list[Block]:
-    return [block for block, _ in Coalesced(Given(blocks)).items(0)]
+    return [block for block, _ in Coalesced(Given(blocks)).items(0, Run())]
 
 
 def test_small_blocks_are_joined_up_to_32_rows() -> None:
@@ -79,7 +80,7 @@ def test_large_blocks_stay_as_they_are() -> None:
 
 def resized(*sizes: int) -> list[int]:
     stage = Rebatch(draw.Blocks((1,) * sum(sizes), sizes[:-1]))
-    return [block.num_rows for block, _ in stage.items(stage.start(0))]
+    return [block.num_rows for block, _ in stage.items(stage.start(0), Run())]
 
 
 def test_long_blocks_are_cut_and_the_pieces_grow_up_to_4096_rows() -> None:
@@ -130,7 +131,7 @@ def test_bytes_are_those_of_the_rows_alone() -> None:
 
 def test_an_error_comes_after_the_rows_before_it() -> None:
     stage = Coalesced(Failing(draw.Blocks((1,) * 5, (1, 1, 1, 1))))
-    items = stage.items(stage.start(0))
+    items = stage.items(stage.start(0), Run())
     block, _ = next(items)
     assert block.num_rows == 5
     with pytest.raises(ValueError, match=r"^a bad shard$"):
@@ -148,7 +149,7 @@ def test_where_blocks_are_joined_depends_on_the_state_alone(lengths: list[int], 
 def test_held_rows_are_joined_once_a_chunk(cls: type[Any]) -> None:
     stage = cls(draw.Blocks((1,) * 200, (1,) * 199), ("input_ids", "labels"), 50, *[False] * (cls is PackChunk))
     with draw.small(1), patch.object(cls, "cut", autospec=True, side_effect=cls.cut) as cut:
-        blocks = [block for block, _ in stage.items(stage.start(0))]
+        blocks = [block for block, _ in stage.items(stage.start(0), Run())]
     assert len(blocks) == 200
     assert sum(block.num_rows for block in blocks) == 4
     assert cut.call_count <= 2 * 4

@@ -12,6 +12,7 @@ import pytest
 
 import brimful as bf
 from brimful.batching.windows import Buffered
+from brimful.core.run import Run
 from brimful.rows import pace
 from tests.samples import all_stages
 from tests.shards import write
@@ -96,7 +97,7 @@ def test_a_window_asks_for_the_rows_that_it_needs() -> None:
     ):
         calls.clear()
         stage = next(stage for stage in all_stages(batches.stage) if isinstance(stage, Buffered))
-        next(stage.items(stage.start(0)))
+        next(stage.items(stage.start(0), Run()))
         assert len(calls) <= most, batches
 
 

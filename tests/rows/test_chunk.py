@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.core.run import Run
 from brimful.testing import assert_exact_resume
 from tests import tokenizers as make
 from tests.samples import counted, ids, tokens
@@ -67,7 +68,7 @@ def test_a_conversation_that_is_cut_keeps_its_labels() -> None:
 
 def test_many_chunks_of_one_sample_come_in_blocks_that_a_resume_can_begin_at() -> None:
     data = tokens(range(10_000))
-    sizes = [block.num_rows for block, _ in data.chunk(1).stage.items(data.chunk(1).stage.start(0))]
+    sizes = [block.num_rows for block, _ in data.chunk(1).stage.items(data.chunk(1).stage.start(0), Run())]
     assert (sizes[0], max(sizes), sum(sizes)) == (16, 3_856, 10_000)
     assert_exact_resume(lambda: tokens(range(10_000)).chunk(1), max_resumes=5, epochs=(0,))
 

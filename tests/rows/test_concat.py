@@ -10,6 +10,7 @@ import pytest
 
 import brimful as bf
 from brimful.core.facts import Facts, following
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State
 from brimful.testing import assert_exact_resume
 from tests.samples import letters, spelled, streamed
@@ -128,7 +129,7 @@ def test_a_stage_that_knows_its_columns_is_not_read_for_them() -> None:
         def start(self, epoch: int) -> State:
             return epoch
 
-        def items(self, at: State) -> Generator[tuple[pa.RecordBatch, State], None, None]:
+        def items(self, at: State, run: Run) -> Generator[tuple[pa.RecordBatch, State], None, None]:
             raise AssertionError("it was read")
             yield
 

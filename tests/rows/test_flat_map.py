@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import brimful as bf
+from brimful.core.run import Run
 from brimful.testing import assert_exact_resume
 from tests.samples import letters, shard, spelled
 
@@ -24,7 +25,7 @@ def test_many_samples_of_one_come_in_blocks_that_a_resume_can_begin_at() -> None
         return letters("ab").flat_map(lambda sample: [sample] * 5_000)
 
     stage = make().stage
-    sizes = [block.num_rows for block, _ in stage.items(stage.start(0))]
+    sizes = [block.num_rows for block, _ in stage.items(stage.start(0), Run())]
     assert (sizes[0], max(sizes), sum(sizes)) == (16, 3_856, 10_000)
     assert_exact_resume(make, max_resumes=4, epochs=(0,))
 

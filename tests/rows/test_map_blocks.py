@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 import brimful as bf
+from brimful.core.run import Run
 from brimful.tables.blocks import Block
 from tests.samples import letters, shard, spelled
 
@@ -47,7 +48,7 @@ def test_rows_keep_their_place_where_their_number_stays(tmp_path: Path) -> None:
 
 def test_a_block_that_becomes_long_is_cut() -> None:
     stage = letters("a" * 3_000).map_blocks(lambda block: pa.concat_batches([block] * 3)).stage
-    sizes = [block.num_rows for block, _ in stage.items(stage.start(0))]
+    sizes = [block.num_rows for block, _ in stage.items(stage.start(0), Run())]
     assert sizes[0] == 16
     assert max(sizes) <= 4_096
     assert sum(sizes) == 9_000

@@ -238,7 +238,7 @@ def test_what_is_left_out_of_batches_in_arrival_order_is_counted_once() -> None:
         return numbers(61).map(lambda row: {"input_ids": [7] * (row["n"] % 4 > 0)}).batch(3, drop_last=True)
 
     def counted(it: Any) -> tuple[int, int]:
-        return it.stats._tally.counts().get("empty", 0), it.stats.dropped
+        return it.stats._counters.counts().get("empty", 0), it.stats.dropped
 
     with make().iter() as it:
         list(it)

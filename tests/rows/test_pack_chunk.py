@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.core.counters import with_counters
+from brimful.core.run import Run
 from brimful.rows.chunks import ConcatChunk, PackChunk
 from brimful.testing import assert_exact_resume
 from tests import strategies as draw
@@ -121,7 +122,7 @@ def test_what_a_resume_reads_again_is_not_counted_again() -> None:
     stage = PackChunk(bf.from_iterable(rows).stage, ("input_ids",), 3, True)
 
     def run(at: Any, count: int | None) -> Any:
-        with closing(stage.items(at)) as items:
+        with closing(stage.items(at, Run())) as items:
             return [state for _, state in islice(items, count)][-1]
 
     for count in (1, 3, 6, 9):

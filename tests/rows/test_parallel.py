@@ -26,7 +26,7 @@ import pytest
 import torch
 
 import brimful as bf
-from brimful.core import background, iterator
+from brimful.core import threads
 from brimful.core.processes import Remote, dumps
 from brimful.testing import assert_exact_resume
 from tests.effort import times
@@ -377,7 +377,7 @@ def test_a_slice_crosses_without_what_it_is_a_slice_of() -> None:
     block = pa.RecordBatch.from_pydict({"x": np.arange(10**6)}).slice(500_000, 10)
     assert len(dumps(block)) < 2_000
     remote = Remote(lambda one: one, "test")
-    with background.Workers(1, "test", remote) as workers:
+    with threads.Workers(1, "test", remote) as workers:
         assert workers.submit(remote, block).result(60).equals(block)
 
 
@@ -512,7 +512,7 @@ def test_an_interrupted_next_stops_its_workers_before_it_waits_for_them(monkeypa
     it = data.iter()
     next(it)
     stopped: list[str] = []
-    stop_all, items = iterator.stop_all, it._items
+    stop, items = it._run.stop, it._items
     assert items is not None
 
     class Items:
@@ -523,7 +523,7 @@ def test_an_interrupted_next_stops_its_workers_before_it_waits_for_them(monkeypa
             stopped.append("closed")
             items.close()
 
-    monkeypatch.setattr(iterator, "stop_all", lambda running: (stopped.append("stopped"), stop_all(running))[1])
+    monkeypatch.setattr(it._run, "stop", lambda: (stopped.append("stopped"), stop())[1])
     it._items = Items()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         next(it)

@@ -407,7 +407,7 @@ def test_a_slow_store_is_waited_for_as_long_as_it_goes_on(tmp_path: Path, kind: 
 
 @kinds
 def test_a_stuck_read_is_a_timeout(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brimful.core.background.JOIN_SECONDS", 0.2)
+    monkeypatch.setattr("brimful.core.run.JOIN_SECONDS", 0.2)
     url = write_table(tmp_path / f"a{kind}", numbered(10))
     stuck = threading.Event()
     with watched(on_read=lambda name: stuck.wait(60)):

@@ -559,7 +559,7 @@ def test_a_resume_parses_nothing_that_was_consumed(
 def test_a_stuck_read_is_a_timeout_that_names_the_shard_and_closing_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brimful.core.background.JOIN_SECONDS", 0.2)
+    monkeypatch.setattr("brimful.core.run.JOIN_SECONDS", 0.2)
     for number in range(3):
         write(tmp_path / f"{number}.jsonl", numbered(number, 1))
     stuck = threading.Event()

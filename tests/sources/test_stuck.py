@@ -21,7 +21,7 @@ import pyarrow.parquet
 import pytest
 
 import brimful as bf
-from brimful.core import background
+from brimful.core import run
 from tests.shards import threads_left, watched, write
 from tests.store.faulty import faulty
 from tests.store.servers import s3, serving
@@ -132,7 +132,7 @@ def test_a_thread_that_is_stuck_in_the_operating_system_is_waited_for_once_at_mo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
     """Nothing can end it. Each layer above it, and the end of the process, waited as long as the first."""
-    monkeypatch.setattr(background, "JOIN_SECONDS", 2.0)
+    monkeypatch.setattr(run, "JOIN_SECONDS", 2.0)
     join, waited = threading.Thread.join, [0.0]
 
     def noted(thread: threading.Thread, timeout: float | None = None) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 import brimful as bf
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State
 from brimful.store import writer
 from brimful.store.manifest import Manifest
@@ -36,7 +37,7 @@ class Given(Stage[Block]):
     def start(self, epoch: int) -> State:
         return 0
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         for number in range(at, len(self.blocks)):
             if number == self.fail_at:
                 raise KeyboardInterrupt

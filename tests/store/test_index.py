@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -24,12 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.core.facts import Facts, following
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.order import RUN_ROWS
 from brimful.store import index, local, manifest
 from brimful.store.index import StoreIndex, verify_store
 from brimful.store.local import LocalFolder, MappedFile
-from brimful.store.manifest import MANIFEST, SideFile
+from brimful.store.manifest import MANIFEST, SidecarFile
 from brimful.store.writer import write_store
 from brimful.tables.origins import ORIGIN, ORIGIN_TYPE
 from brimful.testing import assert_exact_resume
@@ -221,7 +221,7 @@ def test_a_thousand_files_open_without_a_touch(tmp_path: Path) -> None:
     assert len(manifest.files) == 1000
     seconds = []
 
-    def side_file(folder: Path, file: SideFile) -> MappedFile:
+    def side_file(folder: Path, file: SidecarFile) -> MappedFile:
         assert file.name == "lengths.input_ids.npy", "a file of rows was touched"
         return MappedFile(folder, file)
 
@@ -270,6 +270,7 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
 import sys
 import brimful as bf
 from brimful.index import order
+from brimful.core.run import Run
 from brimful.store import local
 
 def most():
@@ -279,7 +280,7 @@ def most():
 local.RESIDENT_BYTES, order.WINDOW_RUNS = int(sys.argv[2]), 64
 stage = bf.from_store(sys.argv[1], shuffle=True).stage
 before = rows = 0
-for block, _ in stage.items(stage.start(0)):
+for block, _ in stage.items(stage.start(0), Run()):
     rows += block.num_rows
     before = before or (rows >= 4_096 and most())
 assert rows == 50_000
@@ -503,10 +504,9 @@ class Made(Given):
 
     known: Padding | None = None
 
-    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return {
-            "input_ids": (SimpleNamespace(padding=self.known, vocabulary=None, num_ids=0, fingerprint=lambda: "one"),)
-        }
+    def facts(self, *inputs: Facts) -> Facts:
+        made = SimpleNamespace(padding=self.known, vocabulary=None, num_ids=0, fingerprint=lambda: "one")
+        return following(self, tokenizers=lambda: {"input_ids": (made,)})
 
 
 def test_padding_is_kept_and_changes_no_fingerprint(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pytest
 
 import brimful as bf
+from brimful.core.run import Run
 from brimful.core.stage import END
 from brimful.store.index import folder_of, verify_store
 from brimful.store.journal import LOCK, Journal
@@ -124,8 +125,8 @@ class Counted(Given):
         super().__init__(blocks)
         object.__setattr__(self, "_read", read)
 
-    def items(self, at: Any) -> Any:
-        for block, after in super().items(at):
+    def items(self, at: Any, run: Any) -> Any:
+        for block, after in super().items(at, Run()):
             self._read.append(after)  # type: ignore[attr-defined]
             yield block, after
 

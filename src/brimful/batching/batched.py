@@ -18,12 +18,12 @@ from brimful.batching.labels import LabelsFollow
 from brimful.batching.planners import BatchPlanner
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
-from brimful.core.counters import COUNTERS, Counts, add_counts, count
+from brimful.core.counters import Counts, add_counts, count, counting
 from brimful.core.counters import apart as counts_apart
 from brimful.core.facts import Facts, following, rng_slot
 from brimful.core.header import described
-from brimful.core.repeat import Waiting
-from brimful.core.replay import ALLOWED
+from brimful.core.repeat import EmptyEpochGuard
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, StreamId, not_in_state, running
 from brimful.plan import random
 from brimful.plan.balancing import in_turns
@@ -72,7 +72,7 @@ def _counted_in_turn(
     """The parts of batches, each of which counts by itself what a resume after it does not plan again."""
     turn = planned.window.turn
     assert turn is not None
-    empty = COUNTERS.get() is not None and not planned.window.lengths.all()  # else nobody counts, or there is nothing
+    empty = counting() and not planned.window.lengths.all()  # else nobody counts, or there is nothing
     before = 0
     for part, done in parts:
         turn.left_out(done)
@@ -87,7 +87,7 @@ def _counted_in_turn(
     add_counts(left_out)
 
 
-def _other_plan(window: PlanningWindow, by: str) -> None:
+def _other_plan(window: PlanningWindow, by: str, run: Run) -> None:
     """Refuses to go on in a window whose plan is another one than that of which batches were handed on, unless other rows are
     allowed.
 
@@ -98,7 +98,7 @@ def _other_plan(window: PlanningWindow, by: str) -> None:
         f"{by} makes other batches of window {window.number:,} than when the state was saved: those that were handed on "
         "then would come again in part, and other samples never"
     )
-    if ALLOWED.get() is None:
+    if not run.other_rows_allowed:
         raise StateError(
             f"{words}. A policy, or a function that plans (key, boundary_key, batch_size, a cost), is another one or is random. "
             "Go on with the one that saved it, change it between two epochs, or start anew. allow={'functions'} needs the same "
@@ -179,17 +179,17 @@ class Batched(Stage[Batch]):
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, [], 0, *([] if self.balance_cost is None else [0])]
 
-    def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Batch, State], None, None]:
         def batches(plan: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
             planned = plan.part(order)
             for number in range(done, len(planned)):
                 last = number + 1 == len(planned)
                 yield Batch(planned, number, last=last or planned.window.turn is not None), 0 if last else number + 1
 
-        yield from self.parts(at, batches)
+        yield from self.parts(at, run, batches)
 
     def parts(
-        self, at: State, parts: Callable[[PlannedBatches, NDArray[np.int64], int], Iterator[tuple[T, int]]]
+        self, at: State, run: Run, parts: Callable[[PlannedBatches, NDArray[np.int64], int], Iterator[tuple[T, int]]]
     ) -> Generator[tuple[T, State], None, None]:
         """The parts that `parts` makes of the batches of each window and their order; see `parts_of_windows`.
 
@@ -197,7 +197,7 @@ class Batched(Stage[Batch]):
             StateError: the window that is read again is made into other batches, of which some would be lost.
         """
         here = rng_slot(self)
-        waiting = Waiting(self, at[0])
+        waiting = EmptyEpochGuard(self, at[0])
         made, saved = 0, at[3]
         before = after = at[4] if self.balance_cost is not None else 0
 
@@ -207,16 +207,16 @@ class Batched(Stage[Batch]):
             (planned, order), left_out = counts_apart(self._planned, window, key, after, state == END)
             made = crc32(np.concatenate([planned.numbers, planned.bounds, order]).data)
             if done and made != saved:
-                _other_plan(window, f"{self.label}({self.planned_by})")
+                _other_plan(window, f"{self.label}({self.planned_by})", run)
             before, after = after, (after + len(order)) % self.balance_group
-            waiting.got(len(order), state)
+            waiting.saw(len(order), state)
             if window.turn is not None:
                 return _counted_in_turn(planned.part(order), left_out, parts(planned, order, done))
             if not done:  # else it was counted before
                 add_counts(left_out)
             return parts(planned, order, done)
 
-        with closing(parts_of_windows(self.upstream, at[:3], of_window)) as found:
+        with closing(parts_of_windows(self.upstream, at[:3], run, of_window)) as found:
             for part, state in found:
                 if state == END:
                     yield part, state
@@ -229,9 +229,7 @@ class Batched(Stage[Batch]):
     ) -> tuple[PlannedBatches, NDArray[np.int64]]:
         """The batches of a window, and their order without the incomplete ones where these are not wanted."""
         batches = self.planner.batches(window, key)
-        if (
-            COUNTERS.get() is not None and window.turn is None
-        ):  # else somebody counts batches, or they are counted in turn
+        if counting() and window.turn is None:  # else somebody counts batches, or they are counted in turn
             _count_empty(batches, self.planner.needs_lengths)
         complete = self.planner.complete(batches, last) if self.drop_last else np.ones(len(batches), dtype=bool)
         if not complete.all():
@@ -292,7 +290,7 @@ class Narrowed(Stage[Batch]):
     def facts(self, *inputs: Facts) -> Facts:
         return following(self, *inputs, seam="passes")
 
-    def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
-        with running(self.upstream, at) as batches:
+    def items(self, at: State, run: Run) -> Generator[tuple[Batch, State], None, None]:
+        with running(self.upstream, at, run) as batches:
             for batch, after in batches:
                 yield apart(batch), after

@@ -46,6 +46,12 @@ def batch_facts(stage: Stage[Any]) -> BatchFacts:
     return found
 
 
+def is_sharded(stage: Stage[Any]) -> bool:
+    """Whether a chain, of batches or of samples, gives those of one data-parallel rank."""
+    found: BatchFacts | None = facts_of(stage).batches
+    return found is not None and found.is_sharded
+
+
 def collated_of(stage: Stage[Any]) -> Any:
     """The stage that makes the batches of a chain."""
     found = batch_facts(stage).collated

@@ -9,6 +9,7 @@ from typing import Any
 
 from brimful.core.ahead import then
 from brimful.core.facts import Facts, facts_of, following
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
 from brimful.plan.errors import StageError, check_count, name_of
 from brimful.tables.texts import why_missing
@@ -26,8 +27,8 @@ class MapItems(Stage[Any]):
     def facts(self, *inputs: Facts) -> Facts:
         return following(self, *inputs, seam="passes")
 
-    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        with running(self.upstream, at) as items:
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
+        with running(self.upstream, at, run) as items:
             for item, after in items:
                 yield then(item, self._mapped), after
 
@@ -54,9 +55,9 @@ class EnumerateItems(Stage[Any]):
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0]
 
-    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
         before, number = at
-        with running(self.upstream, before) as items:
+        with running(self.upstream, before, run) as items:
             for item, after in items:
                 pair = then(item, partial(_pair, number))
                 number += 1
@@ -88,9 +89,9 @@ class TakeItems(Stage[Any]):
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.n else END
 
-    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
         before, taken = at
-        with running(self.upstream, before) as items:
+        with running(self.upstream, before, run) as items:
             for item, after in items:
                 taken += 1
                 yield item, END if taken == self.n or after == END else [after, taken]

@@ -14,6 +14,7 @@ from brimful.batching.labels import LabelsFollow, counted, read, step_labels
 from brimful.core.counters import Counts, add_counts, apart, with_counts
 from brimful.core.facts import Facts, following
 from brimful.core.replay import whole_step
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State, not_in_state, running
 
 
@@ -39,7 +40,7 @@ class MicroBatches(Stage[Batch]):
         words = f"{found.batches.planned_by}, in each of {self.micro_batches} micro_batches"
         return with_batches(found, planned_by=words, micro_batches=self.micro_batches)
 
-    def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Batch, State], None, None]:
         size = [self.micro_batches, batch_facts(self.upstream).num_ranks()]
         left = self.micro_batches
         so_far: NumLabels | None = NumLabels(0, 0)
@@ -48,10 +49,10 @@ class MicroBatches(Stage[Batch]):
             if saved == size:
                 left, so_far = to_come, known and NumLabels(*known)
             at = at["after"]
-        with running(self.upstream, at) as found:
+        with running(self.upstream, at, run) as found:
             items = with_counts(found)
             is_counted = left < self.micro_batches and so_far is not None
-            rest = whole_step(items, left) if is_counted else islice(items, left)
+            rest = whole_step(items, left, run) if is_counted else islice(items, left)
             while True:
                 taken: list[tuple[tuple[Batch, State], Counts]]
                 taken, after_all = apart(list, rest)

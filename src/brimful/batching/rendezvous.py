@@ -28,9 +28,10 @@ from typing import Any, Final
 from uuid import uuid4
 from zlib import crc32
 
-from brimful.core.background import Stopped, Workers, belongs
 from brimful.core.header import header_difference
+from brimful.core.run import Run, Stopped
 from brimful.core.stage import State
+from brimful.core.threads import Workers
 from brimful.plan.errors import RankError, StateError
 
 AHEAD_ROUNDS: Final = 2
@@ -68,7 +69,15 @@ class Rendezvous:
     """
 
     def __init__(
-        self, store: Any, rank: int, world_size: int, name: str, header: State, place: State, timeout_seconds: float
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        name: str,
+        header: State,
+        place: State,
+        timeout_seconds: float,
+        run: Run,
     ) -> None:
         self._rank, self._world_size, self._timeout_seconds = rank, world_size, timeout_seconds
         self._store = store
@@ -80,7 +89,7 @@ class Rendezvous:
         self._name = ""
         self._posted = -1
         self._refused: tuple[str, float] | None = None  # what is said of a rank that refused its state, since when
-        belongs(self)
+        run.add(self)
 
     def begin(self) -> None:
         """The first of all: this rank takes part in a run, once rank 0 has begun it.

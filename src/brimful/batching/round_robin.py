@@ -13,13 +13,14 @@ from brimful.batching.batch import Uneven, filler
 from brimful.batching.distributed import Rank, in_words, resolve, say_split_groups
 from brimful.batching.facts import with_batches
 from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of, tell_refused
-from brimful.core.background import Channel, close_together
 from brimful.core.counters import Counts, add_counts, apart, with_counts
 from brimful.core.facts import Facts, following, shown
 from brimful.core.header import header_of
 from brimful.core.repeat import epoch_of
-from brimful.core.replay import REPLAY, replayed
+from brimful.core.replay import replayed
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running, stream_part
+from brimful.core.threads import Channel, close_together
 from brimful.plan.errors import DataError, StateError
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class RoundRobin(Stage[T]):
         starts = {str(stream): self._stream(stream).start(epoch) for stream in range(self.num_streams)}
         return {"epoch": epoch, "next": 0, "streams": starts}
 
-    def items(self, at: State) -> Generator[tuple[T, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[T, State], None, None]:
         rank, world_size = resolve(self.rank, self.world_size, self.process_group) if self.is_sharded else Rank(0, 1)
         if self.num_streams % world_size:
             raise ValueError(
@@ -92,10 +93,11 @@ class RoundRobin(Stage[T]):
                     f"{world_size} also reads {', '.join(missing)}: it is the state of one rank; join those of all with "
                     "bf.merge_states"
                 )
-        if (found := REPLAY.get()) is not None:
+        if run.replay is not None:
             at["streams"] = {stream: entry for stream, entry in at["streams"].items() if int(stream) in own}
             for stream, entry in at["streams"].items():  # each by itself, as other ranks may read it with others
-                found += replayed(self._stream(int(stream)), entry["again"] if began_again(entry) else entry)
+                begun = entry["again"] if began_again(entry) else entry
+                run.replay += replayed(self._stream(int(stream)), begun, run.step)
             return
         say_split_groups(self.upstream.settings(), world_size)
         wrap = world_size > 1 and self.uneven == "wrap" and not self.flows
@@ -103,11 +105,11 @@ class RoundRobin(Stage[T]):
         try:
             for stream in own:
                 entry = at["streams"][str(stream)]
-                readers[stream] = StreamReader(self._stream(stream), at["epoch"], entry, wrap, self.ahead)
+                readers[stream] = StreamReader(self._stream(stream), at["epoch"], entry, wrap, self.ahead, run)
             if world_size == 1:
                 yield from self._alone(at, readers)
             else:
-                yield from self._together(at, readers, Rank(rank, world_size))
+                yield from self._together(at, readers, Rank(rank, world_size), run)
         finally:
             close_together([one.channel for one in readers.values() if one.channel is not None])
 
@@ -143,7 +145,7 @@ class RoundRobin(Stage[T]):
                 yield self._weighed(item, 1), END if over else state
 
     def _together(
-        self, at: State, readers: dict[int, StreamReader[T]], rank: Rank
+        self, at: State, readers: dict[int, StreamReader[T]], rank: Rank, run: Run
     ) -> Generator[tuple[T, State], None, None]:
         store = store_of(self.process_group)
         if store is None:
@@ -153,8 +155,8 @@ class RoundRobin(Stage[T]):
             )
         name = shown(self)
         header, begins = {"of": header_of(self)} | {"uneven": self.uneven}, {"epoch": at["epoch"], "next": at["next"]}
-        rendezvous = Rendezvous(store, *rank, name, header, begins, self.timeout_seconds)
-        rounds = Channel(lambda: self._rounds(at["epoch"], at["next"], readers, rendezvous), 1, "streams")
+        rendezvous = Rendezvous(store, *rank, name, header, begins, self.timeout_seconds, run)
+        rounds = Channel(lambda: self._rounds(at["epoch"], at["next"], readers, rendezvous), 1, "streams", run)
         with closing(rounds), closing(rendezvous):
             pending = rounds.items(rendezvous.waiting)
             held: dict[int, Taken[T]] = {}  # what came of streams, by their places
@@ -184,7 +186,9 @@ class RoundRobin(Stage[T]):
                     spare = found if spare is None and at_first else spare
                     item = found
                 else:
-                    spare = self._any_item(0 if self.flows else at["epoch"], [*readers]) if spare is None else spare
+                    spare = (
+                        self._any_item(0 if self.flows else at["epoch"], [*readers], run) if spare is None else spare
+                    )
                     item = cast(T, filler(spare))
                 yield self._weighed(item, rank.world_size), {"epoch": epoch, "next": place, "streams": dict(entries)}
 
@@ -238,11 +242,11 @@ class RoundRobin(Stage[T]):
         finally:
             rendezvous.leave(over)
 
-    def _any_item(self, epoch: int, own: list[int]) -> T:
+    def _any_item(self, epoch: int, own: list[int], run: Run) -> T:
         """The first item of the epoch of some stream, one of this rank's where they have one."""
         for stream in sorted(range(self.num_streams), key=lambda stream: stream not in own):
             stage = self._stream(stream)
-            with running(stage, stage.start(epoch)) as items:
+            with running(stage, stage.start(epoch), run) as items:
                 for (item, _), _ in with_counts(items):  # counted where it comes in its turn
                     return item
         raise AssertionError("an epoch that goes on has an item")
@@ -289,8 +293,8 @@ class StreamReader(Generic[T]):
         entry: the stream's state, in {"again": ...} where it has begun again.
     """
 
-    def __init__(self, stage: Stage[T], epoch: int, entry: State, wrap: bool, ahead: int) -> None:
-        self._stage, self._epoch, self._wrap, self._ahead = stage, epoch, wrap, ahead
+    def __init__(self, stage: Stage[T], epoch: int, entry: State, wrap: bool, ahead: int, run: Run) -> None:
+        self._stage, self._epoch, self._wrap, self._ahead, self._run = stage, epoch, wrap, ahead, run
         self._again = wrap and began_again(entry)
         if began_again(entry):
             entry = entry["again"] if wrap else END
@@ -318,7 +322,7 @@ class StreamReader(Generic[T]):
 
     def _open(self, at: State) -> None:
         self.channel: Channel[tuple[T, State]] | None = (
-            None if at == END else Channel(lambda: self._stage.items(at), self._ahead, "stream")
+            None if at == END else Channel(lambda: self._stage.items(at, self._run), self._ahead, "stream", self._run)
         )
         self._items: Iterator[tuple[T, State]] = iter(()) if self.channel is None else self.channel.items()
 

@@ -16,6 +16,7 @@ from brimful.batching.facts import with_batches
 from brimful.batching.labels import counted, step_labels
 from brimful.core.counters import with_counts
 from brimful.core.facts import Facts, following
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Sharded(Stage[Batch]):
     uneven: Uneven = not_in_state("pad")
     streamed: str = not_in_state("")
 
-    def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Batch, State], None, None]:
         rank, world_size = resolve(self.rank, self.world_size, self.process_group)
         if world_size > 1 and self.streamed:
             raise ValueError(
@@ -85,7 +86,7 @@ class Sharded(Stage[Batch]):
                     yield weighed(step.own, 1.0), done % count
                     step = _Step()
 
-        yield from self.upstream.parts(at, steps)
+        yield from self.upstream.parts(at, run, steps)
         if step.taken and self.uneven != "drop":
             if self.uneven == "raise":
                 raise ValueError(
@@ -95,7 +96,7 @@ class Sharded(Stage[Batch]):
             assert step.latest is not None
             own, weight = step.own, 1.0
             if self.uneven == "wrap":
-                firsts = self._firsts(step.latest[0].window.epoch, world_size - step.taken)
+                firsts = self._firsts(step.latest[0].window.epoch, world_size - step.taken, run)
                 own = own or _place_of(apart(firsts[rank - step.taken][0]))
                 step.labels += [known for _, known in firsts]
             elif own is None:
@@ -128,9 +129,9 @@ class Sharded(Stage[Batch]):
     def num_ranks(self) -> int:
         return resolve(self.rank, self.world_size, self.process_group).world_size
 
-    def _firsts(self, epoch: int, count: int) -> list[tuple[Batch, NumLabels | None]]:
+    def _firsts(self, epoch: int, count: int, run: Run) -> list[tuple[Batch, NumLabels | None]]:
         """Batches from the beginning of the epoch, beginning again where it has fewer, with their labels."""
-        with running(self.upstream, self.upstream.start(epoch)) as items:
+        with running(self.upstream, self.upstream.start(epoch), run) as items:
             batches = [batch for (batch, _), _ in islice(with_counts(items), count)]  # counted when they came first
         follow = self.upstream.labels_follow
         known = [counted(batch.plan.part(np.array([batch.place])), follow)[0] for batch in batches]

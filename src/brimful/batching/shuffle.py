@@ -9,6 +9,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, parts_of_windows
 from brimful.core.ahead import Ahead
 from brimful.core.facts import Facts, following, rng_slot
+from brimful.core.run import Run
 from brimful.core.stage import BLOCK_ROWS, Stage, State
 from brimful.plan import random
 from brimful.plan.errors import check_count
@@ -45,7 +46,7 @@ class Shuffle(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [self.windows.start(epoch), 0, []]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         here = rng_slot(self)
 
         def blocks(window: PlanningWindow, done: int, _: State) -> Iterator[tuple[Block, int]]:
@@ -55,5 +56,5 @@ class Shuffle(Stage[Block]):
                 yield window.take(order[first:end]), end if end < len(window) else 0
 
         yield from parts_of_windows(
-            self.windows, at, blocks, lambda window: EMPTY if len(window) > BLOCK_ROWS else None
+            self.windows, at, run, blocks, lambda window: EMPTY if len(window) > BLOCK_ROWS else None
         )

@@ -21,6 +21,7 @@ from brimful.batching.window import InTurn, PlanningWindow
 from brimful.core.counters import Counts, add_counts, again, apart
 from brimful.core.facts import Facts, facts_of, following
 from brimful.core.repeat import awaited
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat
@@ -116,9 +117,9 @@ class Buffered(Windowed):
     def start(self, epoch: int) -> State:
         return [epoch, self.upstream.start(epoch), 0, 0, [], 0, self.size]
 
-    def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[PlanningWindow, State], None, None]:
         if self.in_turn:
-            yield from self._at_hand(at)
+            yield from self._at_hand(at, run)
             return
         epoch, before, skip, compared, saved, number, size = at
         held: deque[_BlockInParts] = deque()
@@ -126,7 +127,7 @@ class Buffered(Windowed):
         first = EMPTY  # that is read again
         rows = 0
         ended = False
-        with awaited(self.upstream, before) as items:
+        with awaited(self.upstream, before, run) as items:
             while True:
                 most = self._most(size, number)
                 while not ended and (compared or rows < (most + rest_rows(most) if size else AUTO_SAMPLE)):
@@ -138,7 +139,9 @@ class Buffered(Windowed):
                         replayed.add(self.text.without(block.slice(0, compared)))
                         compared -= min(compared, block.num_rows)
                         if ended or not compared:
-                            check_replay(self.upstream, replayed.by_column(), saved, f"window {number}{begins(first)}")
+                            check_replay(
+                                run, self.upstream, replayed.by_column(), saved, f"window {number}{begins(first)}"
+                            )
                     if skip:
                         left_out = {}  # it was counted before
                     gone = min(skip, block.num_rows)
@@ -164,17 +167,17 @@ class Buffered(Windowed):
                     yield window, END
                     return
 
-    def _at_hand(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
+    def _at_hand(self, at: State, run: Run) -> Generator[tuple[PlanningWindow, State], None, None]:
         """The batches in arrival order that are at hand, one at least, and no more than soon come. A batch goes out when a row of
         the next one is there, or the end is."""
         epoch, before, gone, compared, saved, number, size = at
         pieces: list[_Piece] = []
         counts: list[tuple[int, Counts]] = []  # what was left out on the way to a row, and with how many rows it counts
         rows, most = 0, self.first
-        patience = Patience(True)
-        with awaited(self.upstream, before) as items:
+        patience = Patience(run.replay is None)
+        with awaited(self.upstream, before, run) as items:
             seen = ((self.text.held(block), after) for block, after in items)
-            blocks = resumed(self.upstream, seen, gone, compared, saved, self.text.without)
+            blocks = resumed(self.upstream, seen, gone, compared, saved, run, self.text.without)
             ended = False
             while not ended:
                 patience.begin()
@@ -318,7 +321,7 @@ class Planned(Windowed):
     def start(self, epoch: int) -> State:
         return [epoch, 0, self.size or self._judged]
 
-    def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[PlanningWindow, State], None, None]:
         epoch, number, size = at["rows"] if isinstance(at, dict) else at
         index, count = self._index, self.upstream.count
         if count == 0:
@@ -396,6 +399,7 @@ class Planned(Windowed):
 def parts_of_windows(
     windows: Stage[PlanningWindow],
     at: State,
+    run: Run,
     parts: Callable[[PlanningWindow, int, State], Iterator[tuple[T, int]]],
     opens: Callable[[PlanningWindow], T | None] = lambda window: None,
 ) -> Generator[tuple[T, State], None, None]:
@@ -413,12 +417,12 @@ def parts_of_windows(
         StateError: the window that is read again has other rows.
     """
     before, skip, saved = at
-    with running(windows, before) as items:
+    with running(windows, before, run) as items:
         for window, after in again(items, bool(skip or saved)):
             found = in_state(window.checksums)
             if skip or saved:
                 first = begins(window.block) if window.index is None else ""
-                check_replay(windows, window.checksums, saved, f"window {window.number}{first}")
+                check_replay(run, windows, window.checksums, saved, f"window {window.number}{first}")
             elif (opened := opens(window)) is not None:
                 yield opened, [before, 0, found]
             for part, done in parts(window, skip, after):
@@ -430,4 +434,4 @@ def parts_of_windows(
                     yield part, END if after == END else [after, 0, []]
             before, skip, saved = after, 0, []
         if skip or saved:
-            check_replay(windows, {}, saved, "a window that is gone")
+            check_replay(run, windows, {}, saved, "a window that is gone")

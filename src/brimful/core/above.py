@@ -1,4 +1,4 @@
-"""Functions and classes of modules that lie above their callers: these know them by name, and import nothing from there."""
+"""Lazy references to higher layers, so that lower ones need not import them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 
-class Above:
+class LazyModule:
     """The functions of a module that lies above its caller; it is imported when the first of them is asked for."""
 
     def __init__(self, module: str) -> None:
@@ -16,10 +16,10 @@ class Above:
         return getattr(import_module(self._module), name)
 
 
-GUARD: Final = Above("brimful.integrations.guard")
+GUARD: Final = LazyModule("brimful.integrations.guard")
 """Who runs a loop that begins: other libraries' loops may read ahead, shard again or stack."""
 
-DATASET: Final = Above("brimful.dataset")
+DATASET: Final = LazyModule("brimful.dataset")
 """The methods of samples, which batches lack."""
 
 

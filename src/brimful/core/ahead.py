@@ -5,27 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from brimful.core.background import read_ahead
 from brimful.core.facts import Facts, following
-from brimful.core.replay import REPLAY
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State, not_in_state
+from brimful.core.threads import read_ahead
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-AHEAD: Final[ContextVar[bool]] = ContextVar("brimful_ahead", default=False)
-"""Whether this code runs ahead of the consumer, beside whatever the consumer does."""
-HANDED_ON: Final[ContextVar[bool]] = ContextVar("brimful_handed_on", default=False)
-"""Whether a stage of ours takes the items of an iterator here, and hands on the deferred ones as they are."""
-
-
-def hands_on() -> bool:
-    """Whether deferred items of an iterator that is made here are its taker's to make."""
-    return AHEAD.get() and HANDED_ON.get()
 
 
 @dataclass(frozen=True)
@@ -54,22 +43,16 @@ def defer(item: Any, fn: Callable[[Any], Any]) -> Deferred[Any]:
 
 
 def items_ahead(
-    start: Callable[[], Generator[tuple[T, State], None, None]], depth: int, name: str
+    start: Callable[[Run], Generator[tuple[T, State], None, None]], depth: int, name: str, run: Run
 ) -> Generator[tuple[T, State], None, None]:
     """The items of `read_ahead`. Deferred ones are made when they are taken: where several threads lie one behind the other, by
     the last of them, the consumer's."""
-    if REPLAY.get() is not None:
-        yield from start()
+    if run.replay is not None:
+        yield from start(run)
         return
-    inside = AHEAD.get()
-
-    def started() -> Generator[tuple[T, State], None, None]:
-        AHEAD.set(True)  # in the thread, whose context is its own
-        return start()
-
-    with closing(read_ahead(started, depth, name)) as items:
+    with closing(read_ahead(lambda: start(run.behind()), depth, name, run)) as items:
         for item, after in items:
-            yield (item.made() if isinstance(item, Deferred) and not inside else item), after
+            yield (item.made() if isinstance(item, Deferred) and not run.ahead else item), after
 
 
 @dataclass(frozen=True)
@@ -85,5 +68,5 @@ class Ahead(Stage[T]):
     def facts(self, *inputs: Facts) -> Facts:
         return following(self, *inputs, seam="passes")
 
-    def items(self, at: State) -> Generator[tuple[T, State], None, None]:
-        yield from items_ahead(lambda: self.upstream.items(at), self.depth, self.name)
+    def items(self, at: State, run: Run) -> Generator[tuple[T, State], None, None]:
+        yield from items_ahead(lambda run: self.upstream.items(at, run), self.depth, self.name, run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
 from itertools import islice
@@ -20,17 +19,13 @@ Counts: TypeAlias = dict[str, tuple[int, str | None]]
 class Counters:
     """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator.
 
-    `made` queues what each batch on its way to the consumer holds, in the order in which they were made. `behind`: seconds of the
-    consumer's `next` in which it waited for its own device to catch up, not for data.
-
     Args:
         log: called with the message of a count, the first time.
+        wanted: whether somebody wants to know: where an epoch is only planned, nobody does.
     """
 
-    def __init__(self, log: Callable[[str], None] = logger.warning) -> None:
-        self.made: deque[Any] = deque()
-        self.behind: float = 0.0
-        self._log = log
+    def __init__(self, log: Callable[[str], None] = logger.warning, wanted: bool = True) -> None:
+        self._log, self.wanted = log, wanted
         self._counts: Counts = {}
         self._lock = threading.Lock()
 
@@ -56,18 +51,21 @@ class Counters:
             return {name: number for name, (number, _) in self._counts.items()}
 
 
-COUNTERS: ContextVar[Counters | None] = ContextVar("brimful_tally", default=None)
-
-_APART: ContextVar[tuple[Counters | None, Counters] | None] = ContextVar("brimful_counted_apart", default=None)
-"""What is counted for the first is counted by the second meanwhile: see `apart`."""
+COUNTERS: ContextVar[Counters | None] = ContextVar("brimful_counters", default=None)
+"""Who counts what the code of this thread leaves out. Tokenizers, templates and policies count, and have no run: users call them,
+too."""
 
 
 def count(name: str, number: int, message: str | None = None) -> None:
     """Counts `number` things left out under `name` in the running iterator's `.stats`; logs `message` the first time."""
     if number:
-        tally, apart = COUNTERS.get(), _APART.get()
-        tally = apart[1] if apart is not None and apart[0] is tally else tally
-        (tally or Counters()).add(name, number, message)
+        (COUNTERS.get() or Counters()).add(name, number, message)
+
+
+def counting() -> bool:
+    """Whether somebody wants to know what the code of this thread leaves out."""
+    counters = COUNTERS.get()
+    return counters is not None and counters.wanted
 
 
 def apart(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
@@ -78,15 +76,15 @@ def apart(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
     >>> apart(lambda: count("dropped", 2, "too long"))
     (None, {'dropped': (2, 'too long')})
     """
-    into = quiet_counters()
-    before = _APART.set((COUNTERS.get(), into))
+    into = Counters(lambda message: None, counting())
+    before = COUNTERS.set(into)
     try:
         result = fn(*args)
     except BaseException:
-        _APART.reset(before)
+        COUNTERS.reset(before)
         add_counts(into.taken())
         raise
-    _APART.reset(before)
+    COUNTERS.reset(before)
     return result, into.taken()
 
 

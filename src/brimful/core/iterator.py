@@ -15,12 +15,12 @@ from weakref import WeakSet
 
 import numpy as np
 
-from brimful.core.ahead import AHEAD, HANDED_ON, hands_on, then
-from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
+from brimful.core.ahead import then
 from brimful.core.counters import COUNTERS, Counters, apart
 from brimful.core.facts import shown
 from brimful.core.header import VERSION, allowed, check_header, header_difference, header_of
-from brimful.core.replay import ALLOWED, SHARDS, OtherRows, keep_weights, other_rows, shards_differ
+from brimful.core.replay import keep_weights, shards_differ
+from brimful.core.run import JOIN_SECONDS, Run, check_process
 from brimful.core.stage import END, Stage, State
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
@@ -41,7 +41,14 @@ class ResumableIterator(Iterator[T], Generic[T]):
     """
 
     def __init__(
-        self, stage: Stage[T], state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int = 0
+        self,
+        stage: Stage[T],
+        state_dict: dict[str, Any] | None,
+        allow: Collection[str],
+        epoch: int = 0,
+        *,
+        owner: Run | None = None,
+        ahead: bool = False,
     ) -> None:
         if epoch and state_dict is not None:
             raise ValueError(
@@ -52,22 +59,18 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._process = os.getpid()
         different = allowed(allow)
         self._items: Generator[tuple[T, State], None, None] | None = None
-        self._running = Running(KEEPER.get())  # below it, in threads
+        self._run = Run(owner)
+        self._run.ahead = ahead  # else whoever takes its items is the consumer
+        self._run.other_rows_allowed = "rows" in different
         self._error: Exception | None = None
         self._closed = self._over = False
         self._reached: State = None  # the state up to which `_items` has come; None while it is asked
-        tally = Counters()
+        counters = Counters()
         self._context = copy_context()
         self._context.run(
-            COUNTERS.set, tally
+            COUNTERS.set, counters
         )  # before the first use: of indexed data a filter counts what it leaves out
-        self._context.run(RUN.set, self._running)
-        self._context.run(KEEPER.set, None)
-        self._deferred = hands_on()  # else whoever takes its items is the consumer
-        self._context.run(AHEAD.set, self._deferred)
-        self._context.run(HANDED_ON.set, False)
-        self._context.run(ALLOWED.set, OtherRows() if "rows" in different else None)
-        self.stats: Stats = Stats(tally)
+        self.stats: Stats = Stats(counters, self._run)
         self._stage = stage
         try:
             if state_dict is None:
@@ -93,12 +96,13 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 "this iterator was closed before its end; go on with a new one: iter(state), with the state_dict() of this one"
             )
         before, outer = self._state, sys.exception()
-        self._running.handled = id(outer)
+        self._run.handled = id(outer)
         try:
             if self._items is not None and self._reached is not self._state:  # a Ctrl-C came while it was being closed
                 self._stop()
             try:
-                item, after, error = self._context.run(self._take)
+                with self._run.entered():
+                    item, after, error = self._context.run(self._take)
             except RuntimeError:  # of `run` itself: somebody else is in this context
                 raise RuntimeError(
                     "this iterator is in use: another thread is inside its `next`, or a function that it runs calls it; give "
@@ -160,8 +164,8 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._closed = True
         if self._process != os.getpid():
             return
-        stop_all(self._running)
-        if RUN.get() is self._running:
+        self._run.stop()
+        if self._run.is_here:
             return
         until = time.monotonic() + JOIN_SECONDS
         while not self._stop() and time.monotonic() < until:
@@ -191,7 +195,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
             began = time.perf_counter()
             if self._items is None:
                 self.stats.began()
-                self._items = self._stage.items(self._state)
+                self._items = self._stage.items(self._state, self._run)
             self._reached = None
             item, after = next(self._items, (nothing, None))
             self.stats.waited(began, time.perf_counter())
@@ -223,10 +227,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
     def _close(self) -> BaseException | None:
         """Where a Ctrl-C comes in the middle of it, the next call does all of it again."""
         try:
-            stop_all(self._running)  # else what closes below waits for workers that nobody has stopped
+            self._run.stop()  # else what closes below waits for workers that nobody has stopped
             if self._items is not None:
                 self._items.close()
-            close_all(self._running)
+            self._run.close()
             self._items = None
         except BaseException as error:
             return error
@@ -236,9 +240,9 @@ class ResumableIterator(Iterator[T], Generic[T]):
         position = position_in(state_dict, self._header, allow)
         if "rows" in allow and (differs := header_difference(state_dict["header"], self._header, allow - {"rows"})):
             words = f"{differs.name} was {differs.saved} when this state was saved, and is {differs.ours} here"
-            self._context.run(other_rows, words)
+            self._run.other_rows(words)
         if "urls" in allow:
-            self._context.run(SHARDS.set, shards_differ(state_dict["header"], self._header))
+            self._run.shards = shards_differ(state_dict["header"], self._header)
         self._context.run(keep_weights, self._stage, position, state_dict["header"], self._header)
         return position
 

@@ -28,8 +28,8 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 import cloudpickle
 import pyarrow as pa
 
-from brimful.core.background import Stopped
 from brimful.core.counters import Counters, Counts, add_counts, with_counters
+from brimful.core.run import Stopped
 from brimful.plan.errors import StageError, logger, name_of
 
 R = TypeVar("R")

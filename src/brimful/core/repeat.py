@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from brimful.core.facts import Facts, facts_of, following, shown
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State, running, with_inputs
 from brimful.plan.errors import DataError, logger
 from brimful.plan.once import once
@@ -37,21 +38,21 @@ class Repeat(Stage[T]):
         flowing = self._flowing
         return reached(epoch, self.upstream.start(epoch)) if flowing is None else flowing.start(epoch)
 
-    def items(self, at: State) -> Generator[tuple[T, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[T, State], None, None]:
         if self._flowing is not None:
-            yield from self._flowing.items(at)
+            yield from self._flowing.items(at, run)
             return
-        waiting = Waiting(self, at)
+        waiting = EmptyEpochGuard(self, at)
         epoch, before = at["epoch"], at["rows"]
         while True:
-            with running(self.upstream, before) as items:
+            with running(self.upstream, before, run) as items:
                 for item, after in items:
                     state = reached(epoch, after)
-                    waiting.got(getattr(item, "num_rows", 1), state)
+                    waiting.saw(getattr(item, "num_rows", 1), state)
                     yield item, state
             epoch += 1
             before = self.upstream.start(epoch)
-            waiting.got(0, reached(epoch, before))  # an epoch of batches may have no item at all
+            waiting.saw(0, reached(epoch, before))  # an epoch of batches may have no item at all
 
     @once
     def _flowing(self) -> Stage[T] | None:
@@ -109,7 +110,7 @@ def passed(state: State) -> State:
     return state["passing"] if isinstance(state, dict) else state
 
 
-class Waiting:
+class EmptyEpochGuard:
     """Somebody who waits for rows of a stage: after 2 epochs without one there is a warning, after 1,000 an error.
 
     Epochs are told by the states that arrive with rows, and with blocks that have none. So it does not matter which thread reads,
@@ -121,7 +122,7 @@ class Waiting:
         self._since = at
         self._warned = False
 
-    def got(self, rows: int, after: State) -> None:
+    def saw(self, rows: int, after: State) -> None:
         """So many rows came, with the state after them.
 
         Raises:
@@ -155,14 +156,14 @@ class Waiting:
 
 
 @contextmanager
-def awaited(stage: Stage[Any], at: State) -> Iterator[Iterator[tuple[Any, State]]]:
+def awaited(stage: Stage[Any], at: State, run: Run | None = None) -> Iterator[Iterator[tuple[Any, State]]]:
     """The blocks of `stage` that follow `at`, as `running` gives them, for somebody who waits for a row of theirs."""
-    waiting = Waiting(stage, at)
+    waiting = EmptyEpochGuard(stage, at)
 
     def counted(items: Iterator[tuple[Any, State]]) -> Iterator[tuple[Any, State]]:
         for block, after in items:
-            waiting.got(block.num_rows, after)
+            waiting.saw(block.num_rows, after)
             yield block, after
 
-    with running(stage, at) as items:
+    with running(stage, at, run) as items:
         yield counted(items)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from itertools import islice
 from operator import is_
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from brimful.core.counters import COUNTERS, quiet_counters
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State, running, with_inputs
-from brimful.plan.errors import StateError, logger
 
 T = TypeVar("T")
 
@@ -28,34 +28,6 @@ class Replayed(Protocol):
         Args:
             parts: the ids of all parts of the position that the state is in.
         """
-
-
-REPLAY: Final[ContextVar[list[Replayed] | None]] = ContextVar("brimful_replay", default=None)
-"""The runs so far, while it is found out how far a state has them read again: meanwhile nobody reads ahead. None: otherwise."""
-
-
-STEP: Final[ContextVar[int]] = ContextVar("brimful_step", default=1)
-"""The items after a state that must come again: more than one where the state has the labels of all of them."""
-
-
-class OtherRows:
-    """Rows that may differ from those that a state was saved over, as the user allows it. It is said once."""
-
-    def __init__(self) -> None:
-        self._said = False
-
-    def say(self, words: str) -> None:
-        said, self._said = self._said, True
-        if not said:
-            logger.warning("%s. This run goes on with the rows as they are now, as allow={'rows'} says", words)
-
-
-ALLOWED: Final[ContextVar[OtherRows | None]] = ContextVar("brimful_allowed", default=None)
-"""What is said of other rows in the run whose code this is; None: they are refused."""
-
-
-SHARDS: Final[ContextVar[str]] = ContextVar("brimful_shards", default="")
-"""How the list of shards differs from that of the state which the run whose code this is goes on from, as the user allows it."""
 
 
 def shards_differ(saved: Any, ours: Any) -> str:
@@ -80,46 +52,27 @@ def shards_differ(saved: Any, ours: Any) -> str:
     )
 
 
-def other_rows(words: str) -> None:
-    """Refuses other rows than those that a state was saved over, unless they are allowed. `words`: what differs.
-
-    Raises:
-        StateError: with what to do.
-    """
-    if (allowed := ALLOWED.get()) is None:
-        if shards := SHARDS.get():
-            raise StateError(
-                f"{words}. The list of shards {shards}. Or go on with the data that saved it, or start anew"
-            )
-        raise StateError(
-            f"{words}. A shard was edited, a tokenizer or a function is another one, or a function is random. Go on with the "
-            "data and code that saved it, go on with these rows by allow={'rows'}, or start anew. (allow={'functions'} and "
-            "allow={'urls'} need the same rows here)"
-        )
-    allowed.say(words)
-
-
-def reached() -> None:
+def reached(run: Run) -> None:
     """A stage has read again all that it must."""
-    for one in REPLAY.get() or ():
+    for one in run.replay or ():
         one.reached()
 
 
-def whole_step(items: Iterator[T], count: int) -> Iterator[T]:
+def whole_step(items: Iterator[T], count: int, run: Run) -> Iterator[T]:
     """The next `count` items, which must come again where a state has the labels of all of them."""
-    if REPLAY.get() is not None:
-        STEP.set(count)
+    if run.replay is not None:
+        run.step = count
     yield from islice(items, count)
-    reached()
+    reached(run)
 
 
-def replayed(stage: Stage[Any], at: State) -> list[Replayed]:
-    """The runs that lead to the first item after a state, or to the last one of `STEP`."""
-    found: list[Replayed] = []
+def replayed(stage: Stage[Any], at: State, step: int = 1) -> list[Replayed]:
+    """The runs that lead to the last of the next `step` items after a state."""
+    run = Run()
+    run.replay = found = list[Replayed]()
     context = copy_context()
-    context.run(REPLAY.set, found)
     context.run(COUNTERS.set, quiet_counters())
-    context.run(_first, stage, at)
+    context.run(_first, stage, at, run, step)
     return found
 
 
@@ -143,9 +96,10 @@ def with_saved_weights(stage: Stage[T], weights: Iterator[Any]) -> Stage[T]:
     return own.with_saved_weights(next(weights)) if hasattr(own, "with_saved_weights") else own
 
 
-def _first(stage: Stage[Any], at: State) -> None:
-    with running(stage, at) as items:
-        deque(islice(items, STEP.get()), maxlen=0)
+def _first(stage: Stage[Any], at: State, run: Run, step: int) -> None:
+    with run.entered(), running(stage, at, run) as items:
+        deque(islice(items, step), maxlen=0)
+    run.close()
 
 
 def _weights(header: Any) -> Iterator[list[float]]:

@@ -2,12 +2,12 @@
 
     Stage[T]   inputs                                       the stages that it reads from
                start(epoch) -> State                        the place before the first item of that epoch
-               items(at: State) -> Iterator[(T, State)]     each item with the state from which the rest follows
+               items(at: State, run) -> Iterator[(T, State)]  each item with the state from which the rest follows
                settings() -> dict                           what a state is compared with
                facts(*inputs: Facts) -> Facts               what is known of it without reading
     State      plain JSON: lists, ints, strings; positions only, never changed once yielded
 
-The law, for every item k with state s_k: `list(stage.items(s_k)) == items[k+1:]`, on a fresh object and through JSON.
+The law, for every item k with state s_k: `list(stage.items(s_k, run)) == items[k+1:]`, on a fresh object and through JSON.
 Because each item travels with its own state, whatever lies between producer and consumer (a thread, a queue, a process)
 adds nothing to it: a checkpoint is the state of the last item that the consumer took.
 """
@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from brimful.core.facts import Facts, following, named
 from brimful.core.header import compared
+from brimful.core.run import Run
 from brimful.plan.once import settings_of
 
 T = TypeVar("T")
@@ -54,8 +55,8 @@ class Stage(ABC, Generic[T_co]):
         return self.inputs[0].start(epoch)
 
     @abstractmethod
-    def items(self, at: State) -> Generator[tuple[T_co, State], None, None]:
-        """The items that follow the state `at` (never END), each with the state after it."""
+    def items(self, at: State, run: Run) -> Generator[tuple[T_co, State], None, None]:
+        """The items that follow the state `at` (never END), each with the state after it. Inputs are handed the same run."""
 
     def settings(self) -> dict[str, Any]:
         """The parameters that change the order of the data, by the names that users write, as plain JSON."""
@@ -70,12 +71,20 @@ class Stage(ABC, Generic[T_co]):
 
 
 @contextmanager
-def running(stage: Stage[T], at: State) -> Iterator[Iterator[tuple[T, State]]]:
-    """The items of `stage` that follow `at`, closed on the way out, by the thread that ran them."""
+def running(stage: Stage[T], at: State, run: Run | None = None) -> Iterator[Iterator[tuple[T, State]]]:
+    """The items of `stage` that follow `at`, closed on the way out, by the thread that ran them; without a `run`, in one of their
+    own."""
     if at == END:
         yield iter(())
+    elif run is None:
+        alone = Run()
+        try:
+            with alone.entered(), closing(stage.items(at, alone)) as items:
+                yield items
+        finally:
+            alone.close()
     else:
-        with closing(stage.items(at)) as items:
+        with closing(stage.items(at, run)) as items:
             yield items
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, Final, NamedTuple, Protocol
 
 from brimful.core.counters import Counters
+from brimful.core.run import Run
 from brimful.plan.errors import logger
 
 ENGINE: Final = "engine:"
@@ -80,8 +82,10 @@ class Stats(Mapping[str, Any]):
     seconds_waited: float = 0.0
     seconds_to_first: float = 0.0
 
-    def __init__(self, tally: Counters) -> None:
-        self._tally = tally
+    def __init__(self, counters: Counters, run: Run) -> None:
+        self._counters, self._run = counters, run
+        self._made: deque[Made] = deque()
+        run.made = self._made
         self._shapes: set[tuple[int, ...]] = set()
         self._warned = False
         self._first: float | None = None
@@ -93,7 +97,7 @@ class Stats(Mapping[str, Any]):
 
     @property
     def engines(self) -> dict[str, int]:
-        counts = self._tally.counts()
+        counts = self._counters.counts()
         return {name.removeprefix(ENGINE): counts[name] for name in sorted(counts) if name.startswith(ENGINE)}
 
     @property
@@ -110,7 +114,7 @@ class Stats(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> int:
         if name in LEFT_OUT:
-            return self._tally.counts().get(name, 0)
+            return self._counters.counts().get(name, 0)
         raise AttributeError(name)
 
     def __getitem__(self, name: str) -> Any:
@@ -130,13 +134,13 @@ class Stats(Mapping[str, Any]):
 
     def began(self) -> None:
         """A run begins: items that an interrupted one had ready are made again."""
-        self._tally.made.clear()
+        self._made.clear()
 
     def waited(self, began: float, ended: float) -> None:
         """Counts a call of `next`, by a clock of seconds."""
         if self._first is None:
             self._first, self.seconds_to_first = began, ended - began
-        behind, self._tally.behind = self._tally.behind, 0.0
+        behind, self._run.device_seconds = self._run.device_seconds, 0.0
         self.seconds, self.seconds_waited = ended - self._first, self.seconds_waited + ended - began - behind
 
     def log_to(self, writer: Writer, step: int, prefix: str = "data/") -> None:
@@ -168,12 +172,12 @@ class Stats(Mapping[str, Any]):
 
     def took(self, item: Any) -> None:
         """Counts one item: a batch where one was made for it, else a sample."""
-        if not self._tally.made:
+        if not self._made:
             self.samples += 1
             tokens = item.get("input_ids") if isinstance(item, Mapping) else None
             self.tokens += len(tokens) if isinstance(tokens, Sized) else 0
             return
-        made: Made = self._tally.made.popleft()
+        made = self._made.popleft()
         self.batches += 1
         self.samples += made.samples
         self.tokens += made.tokens

@@ -99,7 +99,7 @@ class FastEncoder(Encoder):
         with self._tokenizer() as made:
             return str(made.decode(list(tokens), skip_special_tokens=False))
 
-    def bare(self, texts: list[str]) -> Ragged:
+    def encode_plain(self, texts: list[str]) -> Ragged:
         """The tokens of each text, not cut, and without special tokens."""
         with self._tokenizer(cut=False) as made:
             return batched(made, texts)
@@ -112,7 +112,7 @@ class FastEncoder(Encoder):
             return Parts(
                 fingerprint,
                 self.encode,
-                self.bare,
+                self.encode_plain,
                 special_tokens_of(described["post_processor"], self.truncation, self.add_special_tokens),
                 splittable.why_not(described, normalizer.normalize_str if normalizer else str),
                 compiled.why_not(described, self.split_special_tokens) or (lambda: compiled.make(self._prepared)),

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.background import RUN, Workers
 from brimful.core.counters import with_counters
+from brimful.core.run import Run
+from brimful.core.threads import Workers
 from brimful.encoding import compiled
 from brimful.encoding.special_tokens import SpecialTokens
 from brimful.encoding.word_cache import WordCache
@@ -56,7 +57,7 @@ class Parts(NamedTuple):
     Args:
         fingerprint: what tells it from others.
         own: the tokens of texts, as they are to be.
-        bare: the tokens of texts before they are cut, and without special tokens, flat.
+        encode_plain: the tokens of texts before they are cut, and without special tokens, flat.
         special_tokens: what is put around these then; or why that is not known.
         not_splittable: why texts may not be cut at their spaces; None where they may.
         compile: makes a gigatoken.Tokenizer of it; or why it cannot be compiled.
@@ -64,13 +65,13 @@ class Parts(NamedTuple):
 
     fingerprint: str
     own: Encode
-    bare: Callable[[list[str]], Ragged]
+    encode_plain: Callable[[list[str]], Ragged]
     special_tokens: SpecialTokens | str
     not_splittable: str | None
     compile: Callable[[], object] | str
 
 
-class Way(NamedTuple):
+class EngineCandidate(NamedTuple):
     """One way to a tokenizer's tokens.
 
     Args:
@@ -94,7 +95,7 @@ class Engine:
         fingerprint: the tokenizer's.
     """
 
-    ways: tuple[Way, ...]
+    ways: tuple[EngineCandidate, ...]
     own: Encode
     fingerprint: str
 
@@ -125,7 +126,7 @@ class Engine:
                 process has for it, and in one of 4,096 after that.
         """
         texts.validate(full=True)  # UTF-8: what an engine makes of anything else is nobody's
-        key, run = self._key, RUN.get()
+        key, run = self._key, Run.here()
         begun = {} if run is None else run.pools.setdefault(id(self), {})  # a run's blocks are handed out in order
         seen = max(_SEEN.get(key, 0), begun.get(key, 0))
         if seen >= AUDITED_TEXTS:
@@ -138,7 +139,7 @@ class Engine:
         begun[key] = seen + worth
         worker = Workers(1, "audit")
         under_way = SimpleQueue[None]() if self.ways[0].slow and "_taken" not in vars(self) else None
-        worker.belong()
+        worker.belong(run)
         audited = worker.submit(self._tokenized, texts, rows, under_way)
         worker.finish()  # nobody may wait for it: workers that a loader keeps outlive the iterator
         try:
@@ -214,8 +215,10 @@ def chosen(name: EngineName, parts: Parts | str) -> Engine | None:
         raise _cannot(name, parts)
     own = parts.own
     if name == "auto":
-        found = [way for way in (_way(one, parts) for one in ("gigatoken", "cache")) if isinstance(way, Way)]
-        itself = Way("tokenizer", lambda: lambda texts: flat(own(texts.to_pylist()), len(texts)))
+        found = [
+            way for way in (_way(one, parts) for one in ("gigatoken", "cache")) if isinstance(way, EngineCandidate)
+        ]
+        itself = EngineCandidate("tokenizer", lambda: lambda texts: flat(own(texts.to_pylist()), len(texts)))
         return Engine((*found, itself), own, parts.fingerprint) if found else None
     way = _way(name, parts)
     if isinstance(way, str):
@@ -232,7 +235,7 @@ def _cannot(name: str, reason: str) -> ValueError:
     return ValueError(f"engine={name!r} cannot stand in for this tokenizer: {reason}; engine='auto' takes what can")
 
 
-def _way(name: str, parts: Parts) -> Way | str:
+def _way(name: str, parts: Parts) -> EngineCandidate | str:
     """A way to the tokens; or why there is none."""
     special_tokens = parts.special_tokens
     if isinstance(special_tokens, str):
@@ -242,13 +245,13 @@ def _way(name: str, parts: Parts) -> Way | str:
         return lambda texts: special_tokens(encode(texts))
 
     if name == "cache":
-        return parts.not_splittable or Way(name, lambda: around(WordCache(parts.bare)))
+        return parts.not_splittable or EngineCandidate(name, lambda: around(WordCache(parts.encode_plain)))
     compile = parts.compile
     if isinstance(compile, str):
         return compile
     if not compiled.installed():
         return "gigatoken is not installed: pip install 'brimful[fast]'"
-    return Way(name, lambda: around(compiled.Compiled(compile, parts.bare)), slow=True)
+    return EngineCandidate(name, lambda: around(compiled.Compiled(compile, parts.encode_plain)), slow=True)
 
 
 def _first(texts: pa.Array, left: int) -> tuple[NDArray[np.int64], int]:

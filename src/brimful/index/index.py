@@ -101,11 +101,11 @@ class Index(ABC):
         return None
 
     @property
-    def expects(self) -> bool:
+    def prefetches(self) -> bool:
         """Whether it helps to say in advance which samples will be wanted."""
         return False
 
-    def expect(self, sets: Sequence[RowSet]) -> None:
+    def prefetch_hint(self, sets: Sequence[RowSet]) -> None:
         """Says which samples will be wanted from now on, in this order. Results do not depend on it."""
         raise NotImplementedError
 
@@ -142,9 +142,9 @@ class DataIndex(Index):
         return 0.0, ""
 
     holds_files: ClassVar[bool] = False
-    """Whether files can be kept beside the samples: see `beside`."""
+    """Whether files can be kept beside the samples: see `cached_mask`."""
 
-    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
+    def cached_mask(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
         """Answers about so many rows, from a file beside them; where there is none, those of `ask`."""
         return ask(lambda: None)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from brimful.core.facts import Facts, facts_of, following, refuse_originals, shown, verb_of
 from brimful.core.repeat import reached
+from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, with_inputs
 from brimful.index.index import DataIndex, Index
 from brimful.index.views import ChosenIndex, SelectedIndex
@@ -117,7 +118,7 @@ class Indexed(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [epoch, 0]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, done = at["rows"] if isinstance(at, dict) else at
         count = self.count
         if count == 0:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from brimful.core.counters import OnError
 from brimful.core.facts import facts_of
 from brimful.core.header import described, header_of
+from brimful.core.run import Run
 from brimful.core.stage import not_in_state
 from brimful.core.terminal import watched
 from brimful.index.index import Index
@@ -56,7 +57,7 @@ class Filter(Selected):
         }  # rows, in any order
         words = [[source, *later], _told_apart(self.fn), self.on_error, self.version]
         name = f"filter.{hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:16]}"
-        return self.upstream.data.beside(name, len(self.upstream.index), self._asked)
+        return self.upstream.data.cached_mask(name, len(self.upstream.index), self._asked)
 
     def _asked(self, working: Callable[[], None]) -> NDArray[np.bool_]:
         """The answers of the function. `working` is called after each block."""
@@ -66,7 +67,7 @@ class Filter(Selected):
         rows = samples if originals is None else originals.samples
         ask = partial(_answers, self.fn, self.on_error, rows)
         parts = self.parallel.parts((block, None) for block in base.blocks())
-        with closing(self.parallel.results(ask, parts, name)) as answers:
+        with closing(self.parallel.results(ask, parts, Run(), name)) as answers:
             found = [np.zeros(0, dtype=bool)]
             for _, made, _ in watched(answers, name, total, lambda one: one[0].num_rows):
                 assert made is not None

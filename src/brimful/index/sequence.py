@@ -195,11 +195,11 @@ class FromSequence(Source):
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         order = Order(len(index), random.key(self.seed, rng_slot(self), epoch) if self.shuffle else None)
-        return partial(_announced, order, index) if index.expects else order.rows
+        return partial(_announced, order, index) if index.prefetches else order.rows
 
 
 def _announced(order: Order, index: Index, first: int, last: int) -> NDArray[np.int64]:
     """Rows of an order; the index is told of those that are shuffled among one another, and of what follows them."""
     windows = order.windows(first, last)
-    index.expect([RowSet((order.count, order.key, number), *order.window(number)) for number in windows])
+    index.prefetch_hint([RowSet((order.count, order.key, number), *order.window(number)) for number in windows])
     return order.rows(first, last)

@@ -68,11 +68,11 @@ class View(Index):
         return self.source.num_labels_at(self.in_base(numbers), column)
 
     @property
-    def expects(self) -> bool:
-        return self.source.expects
+    def prefetches(self) -> bool:
+        return self.source.prefetches
 
-    def expect(self, sets: Sequence[RowSet]) -> None:
-        self.source.expect(sets)
+    def prefetch_hint(self, sets: Sequence[RowSet]) -> None:
+        self.source.prefetch_hint(sets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +104,10 @@ class SelectedIndex(View):
     def in_base(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         return self.numbers[numbers]
 
-    def expect(self, sets: Sequence[RowSet]) -> None:
-        self.base.expect([RowSet((self.crc32, one.name), one.num_rows, partial(self._of_base, one)) for one in sets])
+    def prefetch_hint(self, sets: Sequence[RowSet]) -> None:
+        self.base.prefetch_hint(
+            [RowSet((self.crc32, one.name), one.num_rows, partial(self._of_base, one)) for one in sets]
+        )
 
     def _of_base(self, wanted: RowSet) -> NDArray[np.int64]:
         return self.numbers[wanted.rows()]

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from torch.utils.data import get_worker_info
 
 from brimful.batches import Batches
-from brimful.batching.facts import batch_facts
+from brimful.batching.facts import is_sharded
 from brimful.core.above import ReadsAhead
 from brimful.plan.errors import RankError
 
@@ -151,7 +151,7 @@ def check_shared_out(loader: object, world_size: int, ranks: str, each_would: st
         ValueError: with what to do.
     """
     batches = getattr(loader, "batches", None)
-    if world_size > 1 and batches is not None and not batch_facts(batches.stage).is_sharded:
+    if world_size > 1 and batches is not None and not is_sharded(batches.stage):
         raise ValueError(
             f"there are {world_size} {ranks}, and the batches of this loader are not shared out: {each_would} all of them; say "
             "batches.shard().loader(), or batches.shard(0, 1).loader() if that is meant"

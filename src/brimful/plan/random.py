@@ -13,7 +13,7 @@ import random as python
 import sys
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
@@ -231,8 +231,7 @@ def seeded(by: int, own: list[Any]) -> Iterator[None]:
 
 
 def generators_of(fn: Callable[..., Any]) -> list[Any]:
-    """The generators that a function, or an object that is called, holds by itself: in its attributes, those of the object whose
-    method it is, the variables that it closes over, the arguments of a `partial`.
+    """The generators among the attributes of an object that is called, or whose method is.
 
     One that a Hugging Face collator makes at its first call, of its `seed`, is made now.
 
@@ -242,27 +241,10 @@ def generators_of(fn: Callable[..., Any]) -> list[Any]:
     >>> generators_of(Noise())
     [Generator(PCG64) at 0x...]
     """
-    found: list[Any] = []
-    looked_at: set[int] = set()
-    waiting: list[tuple[Any, int]] = [(fn, 0)]
-    while waiting:
-        value, depth = waiting.pop(0)
-        if id(value) in looked_at:
-            continue
-        looked_at.add(id(value))
-        if _is_generator(value):
-            found.append(value)
-        elif depth < 3 and (depth == 0 or callable(value)):
-            if getattr(value, "seed", None) is not None and getattr(value, "generator", 0) is None:
-                getattr(value, "create_rng", lambda: None)()
-            inside = [*getattr(value, "__dict__", {}).values(), getattr(value, "__self__", None)]
-            for cell in getattr(value, "__closure__", None) or ():
-                with suppress(ValueError):  # there is nothing in it yet
-                    inside.append(cell.cell_contents)
-            if isinstance(value, partial):
-                inside += [value.func, *value.args, *value.keywords.values()]
-            waiting += [(one, depth + 1) for one in inside]
-    return found
+    owner = getattr(fn, "__self__", fn)
+    if getattr(owner, "seed", None) is not None and getattr(owner, "generator", 0) is None:
+        getattr(owner, "create_rng", lambda: None)()
+    return [*{id(value): value for value in getattr(owner, "__dict__", {}).values() if _is_generator(value)}.values()]
 
 
 def _is_generator(value: Any) -> bool:

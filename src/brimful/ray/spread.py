@@ -11,10 +11,11 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.background import read_ahead
 from brimful.core.facts import Facts, facts_of, following, named
 from brimful.core.processes import LogCapture
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running, with_inputs
+from brimful.core.threads import read_ahead
 from brimful.plan.errors import logger
 from brimful.ray.cluster import Cluster, check_address
 from brimful.rows.functions import ByBlock
@@ -57,7 +58,7 @@ class RayStage(Stage[Block]):
     def start(self, epoch: int) -> State:
         return self._files.start(epoch)
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         files = self._files
         source = OneBlock([])
         with LogCapture():  # what is logged over the first rows, tasks log too
@@ -147,7 +148,7 @@ class OneBlock(Stage[Block]):
     def start(self, epoch: int) -> State:
         return epoch
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         yield self.held[0], END
 
 
@@ -156,7 +157,7 @@ def made_of(job: Job, shard: Shard, name: str, at: Position) -> Iterator[tuple[R
     reader = job.files.reader(shard, name, at)
     held, after = no_rows(at)._replace(ends=np.zeros(0, np.int64)), at
     failure: Exception | None = None
-    with closing(read_ahead(partial(_read, reader), 1, "read")) as reads:
+    with closing(read_ahead(partial(_read, reader), 1, "read", Run())) as reads:
         while True:
             try:
                 rows, read = next(reads)

@@ -17,6 +17,7 @@ from brimful.batching.batch import PlannedBatches
 from brimful.batching.batched import Batched
 from brimful.batching.facts import batch_facts
 from brimful.batching.windows import auto_rows
+from brimful.core.run import Run
 from brimful.dataset import Dataset
 from brimful.plan import (
     AttentionCost,
@@ -348,7 +349,7 @@ def _epoch(batches: Batches, cost: AttentionCost) -> _Epoch:
     def in_order(planned: PlannedBatches, order: IntArray, _: int) -> Iterator[tuple[PlannedBatches, int]]:
         yield planned.part(order), 0
 
-    with closing(stage.parts(stage.start(0), in_order)) as windows:
+    with closing(stage.parts(stage.start(0), Run(), in_order)) as windows:
         found = [_sums(window, cost) for window, _ in windows if len(window)]
     return _Epoch(*map(np.concatenate, zip(*found, strict=True)))
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 from brimful.core.counters import Counts, add_counts, apart, with_counts
 from brimful.core.facts import Facts, facts_of, named, row_by_row
 from brimful.core.repeat import awaited
-from brimful.core.replay import other_rows, reached
+from brimful.core.replay import reached
+from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.rows.pace import Patience
 from brimful.tables.blocks import Block, begins, concat, rows_at, samples, visible
@@ -22,7 +23,7 @@ COALESCED_ROWS: Final = 32
 rows, a first sample would wait until a user's function has made all of them."""
 
 
-def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], None, None]:
+def coalesced(stage: Stage[Block], at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
     """The blocks of `stage` that follow `at`. Neighbours are joined up to 32 rows or 1 MB; larger blocks stay as they are.
 
     Where they are joined depends on `at` alone; but rows of a stage that is `cut_by_time` go on as soon as somebody has waited
@@ -33,8 +34,8 @@ def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], 
     held: list[Block] = []
     rows = size = 0
     state: State = None
-    patience = Patience(facts_of(stage).cut_by_time)
-    with awaited(stage, at) as items:
+    patience = Patience(facts_of(stage).cut_by_time and run.replay is None)
+    with awaited(stage, at, run) as items:
         try:
             for (block, after), left_out in with_counts(items):
                 count = block.num_rows
@@ -65,6 +66,7 @@ def resumed(
     done: int,
     compared: int,
     saved: list[int],
+    run: Run,
     seen: Callable[[Block], Block] = lambda block: block,
 ) -> Iterator[tuple[Block, State]]:
     """The items of a stage after a state that says how many rows are done of a block of `compared` rows. These come first, as one
@@ -80,7 +82,7 @@ def resumed(
             after = item[1]
         first = concat(held)
         check_replay(
-            stage, checksums(seen(first.slice(0, compared))), saved, f"{done:,} rows into a block{begins(first)}"
+            run, stage, checksums(seen(first.slice(0, compared))), saved, f"{done:,} rows into a block{begins(first)}"
         )
         yield first, after
     yield from items
@@ -128,14 +130,14 @@ class Rebatch(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0, [], 0]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        return self.cut(at, rows_at)
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
+        return self.cut(at, run, rows_at)
 
-    def cut(self, at: State, rows_after: Callable[[int], int]) -> Generator[tuple[Block, State], None, None]:
+    def cut(self, at: State, run: Run, rows_after: Callable[[int], int]) -> Generator[tuple[Block, State], None, None]:
         """As `items`, cut at as many rows as `rows_after` says, for the number of rows before."""
         before, done, compared, saved, number = at
-        with closing(coalesced(self.upstream, before)) as items:
-            for block, after in resumed(self.upstream, items, done, compared, saved):
+        with closing(coalesced(self.upstream, before, run)) as items:
+            for block, after in resumed(self.upstream, items, done, compared, saved, run):
                 while block.num_rows - done > 2 * (rows := rows_after(number)):
                     if compared != block.num_rows:
                         compared, saved = block.num_rows, in_state(checksums(block))
@@ -152,10 +154,12 @@ class Cursor:
     State: [the stage's state before the block at hand, rows taken of it, if there are any its rows and their checksums].
     """
 
-    def __init__(self, stage: Stage[Block], before: State, taken: int, compared: int, saved: list[int]) -> None:
+    def __init__(
+        self, stage: Stage[Block], run: Run, before: State, taken: int, compared: int, saved: list[int]
+    ) -> None:
         self._before, self._taken, self._compared, self._checksums = before, taken, compared, saved
-        self._blocks = None if before == END else coalesced(stage, before)
-        self._items = iter(()) if self._blocks is None else resumed(stage, self._blocks, taken, compared, saved)
+        self._blocks = None if before == END else coalesced(stage, before, run)
+        self._items = iter(()) if self._blocks is None else resumed(stage, self._blocks, taken, compared, saved, run)
         self.rest: Block = EMPTY  # of the block at hand
         self._after = before
         self._left_out: Counts = {}  # on the way to that block, of which no row was taken yet
@@ -221,11 +225,11 @@ class Unbatch(Stage[Any]):
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0, []]
 
-    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
         before, done, compared, saved = at
         originals = facts_of(self.upstream).originals()
-        with awaited(self.upstream, before) as items:
-            for block, after in resumed(self.upstream, items, done, compared, saved):
+        with awaited(self.upstream, before, run) as items:
+            for block, after in resumed(self.upstream, items, done, compared, saved, run):
                 if compared != block.num_rows > 1:
                     compared, saved = block.num_rows, in_state(checksums(block))
                 rest = block.slice(done)
@@ -238,7 +242,7 @@ class Unbatch(Stage[Any]):
                 before, done, compared = after, 0, 0
 
 
-def check_rows(stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
+def check_rows(run: Run, stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
     """Refuses to go on where other rows were read again than those that the state was saved over; logs it where the user allows
     them.
 
@@ -249,10 +253,10 @@ def check_rows(stage: Stage[Any], ours: dict[str, int], saved: list[int], at: st
         StateError: naming the stage, the place, the column and both checksums.
     """
     if words := difference(ours, saved):
-        other_rows(f"{named(stage)} gave other rows at {at} than when this state was saved: {words}")
+        run.other_rows(f"{named(stage)} gave other rows at {at} than when this state was saved: {words}")
 
 
-def check_replay(stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
+def check_replay(run: Run, stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
     """As `check_rows`. Called when all of a replay is read: only so far do weights hold with which the state was saved."""
-    check_rows(stage, ours, saved, at)
-    reached()
+    check_rows(run, stage, ours, saved, at)
+    reached(run)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from brimful.core.counters import count
 from brimful.core.facts import Facts, following, refuse_streams, verb_of
+from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.plan.errors import DataError, check_bool, check_count
 from brimful.rows.buffer import COALESCED_ROWS, check_replay, coalesced, read_again
@@ -74,7 +75,7 @@ class Rechunk(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0, 0, []]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         before, skip, value, replay, saved = at[:5]
         if len(at) > 5:
             yield EMPTY, at[:5]
@@ -85,7 +86,7 @@ class Rechunk(Stage[Block]):
             RowChecksums(),
         )  # of the held rows, all read since they begin, and the rows' checksums
         left_out = 0  # rows, so far
-        with closing(coalesced(self.upstream, before)) as items:
+        with closing(coalesced(self.upstream, before, run)) as items:
             for block, after, old in read_again(items, replay, held):
                 rows = self._target(block)
                 kept, earlier = self._kept(rows, old)
@@ -107,7 +108,7 @@ class Rechunk(Stage[Block]):
                 before = after
                 replay -= old
                 if old and not replay:
-                    self._check(found, saved)
+                    self._check(found, saved, run)
                 if replay or (0 < old == block.num_rows and after != END):
                     continue
                 out = EMPTY
@@ -133,12 +134,12 @@ class Rechunk(Stage[Block]):
                     out = EMPTY
                 yield out, state
             if replay:
-                self._check(found, saved)
+                self._check(found, saved, run)
             elif held and before != END:  # upstream ended without saying so in advance
                 yield self._cut(held, left_out, True)[0], END
 
-    def _check(self, found: RowChecksums, saved: list[int]) -> None:
-        check_replay(self.upstream, found.by_column(), saved, "the rows that were held")
+    def _check(self, found: RowChecksums, saved: list[int], run: Run) -> None:
+        check_replay(run, self.upstream, found.by_column(), saved, "the rows that were held")
 
     def _cut(self, held: Sequence[HeldBlock], left_out: int, last: bool) -> tuple[Block, int, int]:
         if not held:
@@ -367,11 +368,11 @@ class SlidingWindow(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0, []]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         before, skip, replay, saved = at
         held: deque[HeldBlock] = deque()  # the rows from which windows are to come
         found = RowChecksums()  # of those that are read again
-        with closing(coalesced(self.upstream, before)) as items:
+        with closing(coalesced(self.upstream, before, run)) as items:
             for block, after, old in read_again(items, replay, held):
                 done = min(skip, block.num_rows)
                 skip -= done
@@ -383,7 +384,7 @@ class SlidingWindow(Stage[Block]):
                 before = after
                 replay -= old
                 if old and not replay:
-                    self._check(found, saved)
+                    self._check(found, saved, run)
                 if replay:
                     continue
                 sizes = self._sizes(block, sum(one.rest.num_rows for one in held) + 1 - self.width)
@@ -394,7 +395,7 @@ class SlidingWindow(Stage[Block]):
                     ended = after == END and number >= len(sizes)
                     yield out, END if ended else self._state(held, after)
             if replay:
-                self._check(found, saved)
+                self._check(found, saved, run)
 
     def _sizes(self, block: Block, windows: int) -> list[int]:
         """How many windows each piece has, of those that are complete with the block. It depends on the block alone, so that a
@@ -439,5 +440,5 @@ class SlidingWindow(Stage[Block]):
         first, read = held[0], sum(one.read for one in held)
         return [first.before, first.num_rows - first.rest.num_rows, read, in_state(held_checksums(held).by_column())]
 
-    def _check(self, found: RowChecksums, saved: list[int]) -> None:
-        check_replay(self.upstream, found.by_column(), saved, "the rows that were held")
+    def _check(self, found: RowChecksums, saved: list[int], run: Run) -> None:
+        check_replay(run, self.upstream, found.by_column(), saved, "the rows that were held")

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.facts import Facts, row_by_row, verb_of
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State
 from brimful.plan.errors import DataError, check_bool, check_count, names_of
 from brimful.rows.buffer import coalesced
@@ -49,8 +50,8 @@ class Blockwise(Stage[Block]):
     def facts(self, *inputs: Facts) -> Facts:
         return row_by_row(self, inputs[0], schema=lambda: self._columns_of(inputs[0].schema()))
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        with closing(coalesced(self.upstream, at)) as items:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
+        with closing(coalesced(self.upstream, at, run)) as items:
             for block, after in items:
                 yield (self.apply(block) if block.num_rows else block), after
 

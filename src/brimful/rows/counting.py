@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from brimful.core.facts import Facts, following, refuse_streams, rng_slot
 from brimful.core.repeat import awaited, passed, passing
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
 from brimful.plan import random
 from brimful.plan.errors import check_count, integer
@@ -40,9 +41,9 @@ class Take(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.n else END
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         before, taken = at
-        with running(self.upstream, before) as items:
+        with running(self.upstream, before, run) as items:
             for block, after in items:
                 block = block.slice(0, self.n - taken)
                 taken += block.num_rows
@@ -72,9 +73,9 @@ class Skip(Stage[Block]):
     def start(self, epoch: int) -> State:
         return passing([self.upstream.start(epoch), self.n])
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         before, left = passed(at)
-        with awaited(self.upstream, before) as items:
+        with awaited(self.upstream, before, run) as items:
             for block, after in items:
                 rest = block.slice(left)
                 left -= block.num_rows - rest.num_rows
@@ -106,9 +107,9 @@ class Stride(Stage[Block]):
     def start(self, epoch: int) -> State:
         return passing([self.upstream.start(epoch), 0])
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         before, phase = passed(at)
-        with awaited(self.upstream, before) as items:
+        with awaited(self.upstream, before, run) as items:
             for block, after in items:
                 rows = np.arange((self.offset - phase) % self.interval, block.num_rows, self.interval)
                 phase = (phase + block.num_rows) % self.interval
@@ -144,9 +145,9 @@ class Enumerate(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         before, number = at
-        with running(self.upstream, before) as items:
+        with running(self.upstream, before, run) as items:
             for block, after in items:
                 numbers = np.arange(number, number + block.num_rows, dtype=np.int64)
                 number += block.num_rows
@@ -182,10 +183,10 @@ class RowKeys(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [epoch, self.upstream.start(epoch), 0]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, before, number = at
         key = random.key(self.seed, rng_slot(self), epoch)
-        with running(self.upstream, before) as items:
+        with running(self.upstream, before, run) as items:
             for block, after in items:
                 if block.num_rows:
                     keys = random.hashes(key, block.num_rows, first=number)

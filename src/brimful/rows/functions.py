@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.background import STOPPING, Stopped
 from brimful.core.counters import COUNTERS, Counters, Counts, OnError, add_counts, apart, skipped
 from brimful.core.facts import Facts, following, refuse_streams, verb_of
-from brimful.core.repeat import Waiting
-from brimful.core.replay import REPLAY
+from brimful.core.repeat import EmptyEpochGuard
+from brimful.core.run import Run, Stopped, stopping
 from brimful.core.stage import END, Stage, State, not_in_state
 from brimful.plan import random
 from brimful.plan.errors import StageError, name_of
@@ -74,9 +73,9 @@ def tried(
         StageError: what `fn` raised, with the row's place.
     """
     keys = column_of(block, KEY).to_pylist() if seeded else ()
-    stopping = STOPPING.get()
+    stopped = stopping()
     for row, sample in enumerate(rows(block)):
-        if stopping:
+        if stopped:
             raise Stopped
         try:
             result = convert(fn(sample, random.generator(keys[row])) if seeded else fn(sample))
@@ -115,7 +114,6 @@ class Typed(Stage[Block]):
             return self.types()
         context = copy_context()
         context.run(COUNTERS.set, Counters())
-        context.run(REPLAY.set, None)
         return context.run(self.first_types)
 
     def facts(self, *inputs: Facts) -> Facts:
@@ -145,13 +143,13 @@ class TypedFunction(Typed, Generic[Made]):
         known = vars(self).get("schema")
         return [self.begin(epoch), as_text(known) if known else ""]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         before, text = at
         at_first = self.types is None and before == self.begin(0)
         schema = from_text(text) if text else vars(self).get("schema")
         if schema is None and not at_first:
             schema = self.schema
-        with closing(self.calls(before, lambda: schema or None)) as calls:
+        with closing(self.calls(before, run, lambda: schema or None)) as calls:
             results: Iterator[CallResult[Made | Fitted]] = calls
             if not schema:  # not known, or epoch 0 has no result: those of this run
                 first = self._first(calls)
@@ -163,11 +161,15 @@ class TypedFunction(Typed, Generic[Made]):
                 yield out, END if after == END else [after, text]
 
     def first_types(self) -> pa.Schema:
-        with closing(self.calls(self.begin(0), lambda: None)) as calls:
-            first = self._first(calls)
-            if first.error is not None and not first.schema.names:
-                raise first.error
-            return first.schema
+        run = Run(Run.here())
+        try:
+            with run.entered(), closing(self.calls(self.begin(0), run, lambda: None)) as calls:
+                first = self._first(calls)
+                if first.error is not None and not first.schema.names:
+                    raise first.error
+                return first.schema
+        finally:
+            run.close()
 
     def _fitted(self, schema: pa.Schema, one: CallResult[Made | Fitted]) -> Block:
         if one.made is None:
@@ -177,13 +179,13 @@ class TypedFunction(Typed, Generic[Made]):
     def _first(self, calls: Iterator[CallResult[Made | Fitted]]) -> _First[Made]:
         """The first calls, as many as give the types. An error that comes after them is kept, and raised in its turn."""
         items: list[tuple[CallResult[Made | Fitted], Counts]] = []
-        count, wanted, waiting = 0, FIRST_ROWS, Waiting(self, None)
+        count, wanted, waiting = 0, FIRST_ROWS, EmptyEpochGuard(self, None)
         failure = None
         try:
             while count < wanted and (found := apart(next, calls, None))[0] is not None:
                 items.append(found)
                 own = sum(map(len, _there([found])))
-                waiting.got(own, found[0].after)
+                waiting.saw(own, found[0].after)
                 count += own
                 while wanted <= count and wanted < SAMPLE_ROWS and not self.types_of(_there(items, wanted))[1]:
                     wanted = min(2 * wanted, SAMPLE_ROWS)
@@ -197,7 +199,7 @@ class TypedFunction(Typed, Generic[Made]):
 
     @abstractmethod
     def calls(
-        self, at: State, schema: Callable[[], pa.Schema | None]
+        self, at: State, run: Run, schema: Callable[[], pa.Schema | None]
     ) -> Generator[CallResult[Made | Fitted], None, None]:
         """The results for the blocks that follow a place, and the place after each. `schema` gives the schema to fit them to,
         None before it is known."""
@@ -277,10 +279,10 @@ class ByBlock(TypedFunction[Made]):
         return Rebatch(self._read).start(epoch)
 
     def calls(
-        self, at: State, schema: Callable[[], pa.Schema | None]
+        self, at: State, run: Run, schema: Callable[[], pa.Schema | None]
     ) -> Generator[CallResult[Made | Fitted], None, None]:
         alone = replace(self, upstream=DETACHED, types=None)
-        return self.parallel.calls(alone.made, self._read, at, self.called_as, lambda: (schema(),), self._pace)
+        return self.parallel.calls(alone.made, self._read, at, run, self.called_as, lambda: (schema(),), self._pace)
 
     def made(self, block: Block, schema: pa.Schema | None) -> Made | Fitted:
         given = self.call(block)
@@ -503,10 +505,10 @@ class Scan(TypedFunction[SampleResults]):
         return [Rebatch(self.upstream).start(epoch), self.initial]
 
     def calls(
-        self, at: State, schema: Callable[[], pa.Schema | None]
+        self, at: State, run: Run, schema: Callable[[], pa.Schema | None]
     ) -> Generator[CallResult[SampleResults | Fitted], None, None]:
         before, carry = at[0], _plain(at[1], "carry")
-        with closing(Rebatch(self.upstream).items(before)) as items:
+        with closing(Rebatch(self.upstream).items(before, run)) as items:
             for block, after in items:
                 given = []
                 for row, sample in enumerate(samples(block)):

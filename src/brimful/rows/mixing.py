@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from brimful.core.counters import Counts, add_counts, apart
 from brimful.core.facts import Facts, refuse_streams, verb_of
 from brimful.core.header import described
-from brimful.core.repeat import Waiting, reached
-from brimful.core.replay import REPLAY
+from brimful.core.repeat import EmptyEpochGuard, reached
+from brimful.core.run import Run
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, not_in_state, running
 from brimful.plan.errors import StateError
 from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
@@ -71,16 +71,18 @@ class Interleave(Typed):
     def start(self, epoch: int) -> State:
         return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0, []] for upstream in self.upstreams], ""]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, states, text, *changed = at
         schema = from_text(text) if text else self.schema
         text = text or as_text(schema)
         course = _WeightsNow(self.weights if self.saved_weights is None else self.saved_weights, len(states), *changed)
         replay = None
         if self.saved_weights is not None:
-            replay = _Replay(self, at, course, sum(state[0] for state in states))
+            replay = _Replay(self, at, course, sum(state[0] for state in states), run)
         with ExitStack() as stack:
-            own = (_Source(*one, leaves=self.stop == "all") for one in zip(self.upstreams, states, strict=True))
+            own = (
+                _Source(*one, leaves=self.stop == "all", run=run) for one in zip(self.upstreams, states, strict=True)
+            )
             sources = [stack.enter_context(closing(source)) for source in own]
             block, state = EMPTY, at
             while True:
@@ -244,12 +246,12 @@ class _WeightsNow:
 class _Replay:
     """A run of a mixture that has other weights than its state. `place`: how much was served so far."""
 
-    def __init__(self, mixture: Interleave, at: State, course: _WeightsNow, served: int) -> None:
+    def __init__(self, mixture: Interleave, at: State, course: _WeightsNow, served: int, run: Run) -> None:
         self._mixture, self._at, self._course = mixture, at, course
         self._began: dict[str, Any] = {"since": course.since, "owed": course.owed, "passed_on": course.passed_on}
         self.place = self._until = course.since - course.passed_on + served
-        if (found := REPLAY.get()) is not None:
-            found.append(self)
+        if run.replay is not None:
+            run.replay.append(self)
 
     def reached(self) -> None:
         self._until = self.place
@@ -274,14 +276,14 @@ class _Replay:
 class _Source:
     """One of the data sets: how much it gave, and where it is. `leaves`: it is left out once it has ended."""
 
-    def __init__(self, upstream: Stage[Block], state: State, leaves: bool) -> None:
-        self.upstream, self._leaves = upstream, leaves
+    def __init__(self, upstream: Stage[Block], state: State, leaves: bool, run: Run) -> None:
+        self.upstream, self._leaves, self._run = upstream, leaves, run
         self.served: int
         self.served, self.epoch, flags, *at = state
         self.weight = self.owed = 0.0  # of the next rows
         self.ended, self.passed = bool(flags & 1), bool(flags & 2)
-        self.cursor = Cursor(upstream, *at)
-        self._waiting = Waiting(upstream, reached(self.epoch, None))
+        self.cursor = Cursor(upstream, run, *at)
+        self._waiting = EmptyEpochGuard(upstream, reached(self.epoch, None))
 
     @property
     def time(self) -> float:
@@ -299,7 +301,7 @@ class _Source:
     def begin_again(self) -> None:
         self.cursor.close()
         self.epoch += 1
-        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, 0, [])
+        self.cursor = Cursor(self.upstream, self._run, self.upstream.start(self.epoch), 0, 0, [])
 
     def pass_on(self, time: float) -> int:
         """It has no row in this epoch: its turn goes to the others, the next of which is due at some time. How many it passes on.
@@ -307,7 +309,7 @@ class _Source:
         Raises:
             DataError: so it was in 1,000 epochs.
         """
-        self._waiting.got(0, reached(self.epoch, None))
+        self._waiting.saw(0, reached(self.epoch, None))
         before, self.passed = self.served, True
         self.served = max(self.served + 1, int(min(time * self.weight, ENDLESS)))
         return self.served - before
@@ -322,7 +324,7 @@ class _Source:
     def take(self, rows: int, served: int) -> Block:
         self.served += served
         if rows:
-            self._waiting.got(rows, reached(self.epoch, None))
+            self._waiting.saw(rows, reached(self.epoch, None))
         return self.cursor.take(rows)
 
     def close(self) -> None:
@@ -389,14 +391,14 @@ class Concat(Typed):
     def start(self, epoch: int) -> State:
         return [epoch, 0, self.upstreams[0].start(epoch), ""]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, number, before, text = at
         schema = from_text(text) if text else self.schema
         text = text or as_text(schema)
         for which in range(number, len(self.upstreams)):
             if which > number:
                 before = self.upstreams[which].start(epoch)
-            with running(self.upstreams[which], before) as items:
+            with running(self.upstreams[which], before, run) as items:
                 for block, after in items:
                     out = conformed(block, schema, verb_of(self), which) if block.num_rows else block
                     if after != END:
@@ -432,10 +434,10 @@ class Zip(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [0, [[upstream.start(epoch), 0, 0, []] for upstream in self.upstreams]]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         done, states = at
         with ExitStack() as stack:
-            own = (Cursor(upstream, *state) for upstream, state in zip(self.upstreams, states, strict=True))
+            own = (Cursor(upstream, run, *state) for upstream, state in zip(self.upstreams, states, strict=True))
             cursors = [stack.enter_context(closing(cursor)) for cursor in own]
             rows = self._at_hand(cursors, done)
             if not rows:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
-from brimful.core.replay import REPLAY
 from brimful.tables.blocks import rows_at
 
 T = TypeVar("T")
@@ -40,9 +39,9 @@ class Pace:
         self._sums = [0.0] * 5  # of calls, rows, seconds, rows x rows, rows x seconds; those long ago weigh less
         self._seconds = self._fixed = self._reach = 0.0
 
-    def rows(self, number: int) -> int:
+    def rows(self, number: int, replays: bool = False) -> int:
         """The rows of the next block after `number` rows: few until the time is known. One of up to twice as many is not cut."""
-        if not self._by_time or REPLAY.get() is not None:
+        if not self._by_time or replays:
             return min(rows_at(number), WHOLE_ROWS // 2)
         if not self._reach:
             return rows_at(0)
@@ -71,7 +70,7 @@ class Patience:
     """How long somebody waits for more rows before those at hand go on: without end where time has no say."""
 
     def __init__(self, by_time: bool) -> None:
-        self._by_time = by_time and REPLAY.get() is None
+        self._by_time = by_time
         self.begin()
 
     def begin(self) -> None:

@@ -6,13 +6,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
-from brimful.core.background import RUN, Workers, map_ahead
 from brimful.core.facts import Facts, facts_of, row_by_row
 from brimful.core.processes import DiedError, Remote, UnsentError
-from brimful.core.replay import REPLAY
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State, with_inputs
+from brimful.core.threads import Workers, map_ahead
 from brimful.plan.errors import StageError, check_count, one_of
 from brimful.plan.once import once
 from brimful.rows.buffer import Rebatch
@@ -75,15 +76,17 @@ class Parallel:
         fn: Callable[..., Made],
         upstream: Stage[Block],
         at: State,
+        run: Run,
         name: str,
         more: Callable[[], tuple[Any, ...]] = tuple,
         pace: Pace | None = None,
     ) -> Generator[CallResult[Made], None, None]:
         """The results of `fn(part, *more())` for the parts of each block of a stage, in order. `Rebatch` cuts the blocks, where
         `pace` says so."""
+        rows = rows_at if pace is None else partial(pace.rows, replays=run.replay is not None)
         with (
-            closing(Rebatch(upstream).cut(at, rows_at if pace is None else pace.rows)) as items,
-            closing(self.results(fn, self.parts(items), name, more, pace, shared=True)) as results,
+            closing(Rebatch(upstream).cut(at, run, rows)) as items,
+            closing(self.results(fn, self.parts(items), run, name, more, pace, shared=True)) as results,
         ):
             for part, made, (last, after) in results:
                 yield CallResult(part, made, last, after)
@@ -92,6 +95,7 @@ class Parallel:
         self,
         fn: Callable[..., Made],
         blocks: Iterator[tuple[Block, T]],
+        run: Run,
         name: str,
         more: Callable[[], tuple[Any, ...]] = tuple,
         pace: Pace | None = None,
@@ -109,11 +113,11 @@ class Parallel:
                 return None
             return fn(block, *more()) if pace is None else pace.timed(block.num_rows, fn, block, *more())
 
-        if not self.max_workers or REPLAY.get() is not None:
+        if not self.max_workers or run.replay is not None:
             for block, mark in blocks:
                 yield block, called(fn, block), mark
             return
-        with self._workers(fn, name, shared) as pool:
+        with self._workers(fn, name, run if shared else None) as pool:
             call = fn if pool.remote is None else pool.remote
 
             def each(block: Block) -> tuple[Block, Made | None]:
@@ -125,22 +129,21 @@ class Parallel:
                     raise StageError(f"{name} failed on rows from {where(block, 0)} on: {error}") from error
 
             ahead = (1 + self.prefetch_factor) * self.max_workers
-            with closing(map_ahead(each, blocks, pool.workers, ahead)) as made:
+            with closing(map_ahead(each, blocks, pool.workers, ahead, run)) as made:
                 for (block, given), mark in made:
                     yield block, given, mark
 
     @contextmanager
-    def _workers(self, fn: Callable[..., Any], name: str, shared: bool) -> Iterator[_Pool]:
-        """Workers that end after use; shared ones end with the iterator, or with the loader that it runs for."""
-        run = RUN.get() if shared else None
+    def _workers(self, fn: Callable[..., Any], name: str, run: Run | None) -> Iterator[_Pool]:
+        """Workers that end after use; those of a run end with it, or with the loader that it belongs to."""
         if run is None:
             pool = self._pool(fn, name)
             with pool.workers:
                 yield pool
             return
-        keeper = run if run.keeper is None else run.keeper
-        kept: _Pool = keeper.pools.get(id(self)) or keeper.pools.setdefault(id(self), self._pool(fn, name))
-        kept.workers.belong(keeper)  # each time: a Ctrl-C may have come before the first
+        owner = run.owner or run
+        kept: _Pool = owner.pools.get(id(self)) or owner.pools.setdefault(id(self), self._pool(fn, name))
+        kept.workers.belong(owner, shared=owner is not run)  # each time: a Ctrl-C may have come before the first
         yield kept
 
     def _pool(self, fn: Callable[..., Any], name: str) -> _Pool:
@@ -213,10 +216,10 @@ class BlockFunction(Stage[Block]):
     def start(self, epoch: int) -> State:
         return Rebatch(self.upstream).start(epoch)
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         alone = replace(self, upstream=DETACHED)
         fn = alone.apply if self.parallel.executor_type == "process" else alone.begin
-        with closing(self.parallel.calls(fn, self.upstream, at, self.called_as, pace=self._pace)) as calls:
+        with closing(self.parallel.calls(fn, self.upstream, at, run, self.called_as, pace=self._pace)) as calls:
             yield from joined(calls, _done)
 
     @property

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO, Final
 from weakref import WeakSet
 
-from brimful.core.background import awaited, pause
+from brimful.core.threads import awaited, pause
 from brimful.plan.errors import DataError
 from brimful.sources.objects import GAP_BYTES, WHOLE_ONLY, Object, ObjectStore
 from brimful.sources.retry import RefusedError, repeated, without_loop

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.background import Workers
 from brimful.core.counters import OnError, add_counts, apart
 from brimful.core.facts import Facts, following, rng_slot
+from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, not_in_state, share
+from brimful.core.threads import Workers
 from brimful.plan import random
 from brimful.plan.errors import DataError, StateError, check_bool, check_count, counted, logger, one_of
 from brimful.plan.once import once
@@ -91,7 +92,7 @@ class FromFiles(Stage[Block]):
     def start(self, epoch: int) -> State:
         return [epoch, 0, []]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         _ = self._schema  # before threads need it
         threads = max(LEAST_THREADS, MAX_THREADS // (self.streams or 1))
         with Workers(min(self.n_active_shards + self.n_standby_shards, threads), "read") as workers:

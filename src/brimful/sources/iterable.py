@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from brimful.core.run import Run
 from brimful.core.stage import END, State, not_in_state
 from brimful.plan.errors import StageError, StateError, name_of
 from brimful.rows.buffer import check_rows
@@ -59,7 +60,7 @@ class FromIterable(Typed):
     def start(self, epoch: int) -> State:
         return [epoch, 0, "", 0, []]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, done, text, first, saved = at
         if not text and (epoch or done):
             _ = self.schema  # for which the user's object is told of epoch 0
@@ -73,7 +74,7 @@ class FromIterable(Typed):
                 raise failure
             if skipped + len(last) < done:
                 raise _fewer(skipped + len(last), done)
-            check_rows(self, checksums(numbered(last, "from_iterable", first, schema)), saved, f"row {first:,}")
+            check_rows(run, self, checksums(numbered(last, "from_iterable", first, schema)), saved, f"row {first:,}")
         following = list(islice(samples, 1))
         if not following:
             yield EMPTY, END
@@ -187,7 +188,7 @@ class FromTables(Typed):
     def start(self, epoch: int) -> State:
         return [epoch, 0, "", 0, []]
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, done, _, first, saved = at
         blocks = _after(_drawn(self.dataset, epoch), first)
         schema, text, blocks = _known(self, at, blocks, _first, _types)
@@ -197,7 +198,7 @@ class FromTables(Typed):
                 raise _fewer(first, done)
             if isinstance(following, Exception):
                 raise following
-            check_rows(self, checksums(_typed(following, schema, first)), saved, f"row {first:,}")
+            check_rows(run, self, checksums(_typed(following, schema, first)), saved, f"row {first:,}")
             following = next(blocks, None)
         if following is None:
             yield EMPTY, END

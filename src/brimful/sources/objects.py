@@ -16,7 +16,7 @@ import fsspec.asyn
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.background import Workers, awaited
+from brimful.core.threads import Workers, awaited
 from brimful.plan.errors import DataError
 from brimful.sources.retry import OtherContentError, RefusedError, absent, may_have_changed, repeated
 from brimful.tables.ragged import distinct

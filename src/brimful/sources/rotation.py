@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from brimful.core.background import Workers, awaited
 from brimful.core.counters import Counts, add_counts, apart, count
+from brimful.core.threads import Workers, awaited
 from brimful.sources.format import Position, RowsAt, no_rows
 from brimful.tables.blocks import Block, concat
 from brimful.tables.ragged import array_of, offsets_of, runs

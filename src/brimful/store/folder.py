@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from brimful.index.index import RowSpans
 from brimful.plan.errors import DataError
 from brimful.plan.once import once
-from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SideFile, StoredFile
+from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SidecarFile, StoredFile
 from brimful.tables.blocks import Block
 from brimful.tables.origins import ORIGIN, origins
 from brimful.tables.ragged import offsets_of, with_column
@@ -108,7 +108,7 @@ class Folder(ABC):
         """The columns of the first file of rows."""
 
     @abstractmethod
-    def numbers(self, side: SideFile) -> NDArray[Any]:
+    def numbers(self, side: SidecarFile) -> NDArray[Any]:
         """The array of a side file.
 
         Raises:
@@ -116,7 +116,7 @@ class Folder(ABC):
         """
 
     @abstractmethod
-    def sha256(self, file: SideFile) -> str:
+    def sha256(self, file: SidecarFile) -> str:
         """The checksum of a file, all of which is read.
 
         Raises:
@@ -145,7 +145,7 @@ class Folder(ABC):
         """How many values each row has in a list column."""
         return self.by_row(self.manifest.lengths[name])
 
-    def by_row(self, side: SideFile) -> NDArray[Any]:
+    def by_row(self, side: SidecarFile) -> NDArray[Any]:
         """The array of a side file that has a number for each row."""
         numbers = self.numbers(side)
         if len(numbers) != self.manifest.rows:
@@ -187,7 +187,7 @@ class Folder(ABC):
         self.check_columns(found, self.manifest.files[0])
         return found
 
-    def check_columns(self, schema: pa.Schema, file: SideFile) -> None:
+    def check_columns(self, schema: pa.Schema, file: SidecarFile) -> None:
         """Refuses a file that lacks a column.
 
         Raises:

@@ -221,16 +221,16 @@ class StoreIndex(DataIndex):
         return np.array([self._folder.by_row(side)[numbers] for side in sides], dtype=np.int64)
 
     @property
-    def expects(self) -> bool:
+    def prefetches(self) -> bool:
         return is_remote(self.path)
 
-    def expect(self, sets: Sequence[RowSet]) -> None:
-        self._prefetched.expect(sets)
+    def prefetch_hint(self, sets: Sequence[RowSet]) -> None:
+        self._prefetched.prefetch_hint(sets)
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if not len(numbers):
             return pa.RecordBatch.from_pylist([], self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
-        return self._prefetched.locate(numbers) if self.expects else self._fetched(numbers)
+        return self._prefetched.locate(numbers) if self.prefetches else self._fetched(numbers)
 
     def spans(self, numbers: NDArray[np.int64]) -> dict[str, RowSpans] | None:
         return self._folder.spans(self._columns, numbers) if len(numbers) else None
@@ -250,7 +250,7 @@ class StoreIndex(DataIndex):
         rows[order] = ascending - np.repeat(shifts, sizes)
         return self._folder.rows(firsts, lasts, self._columns), rows
 
-    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
+    def cached_mask(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
         if is_remote(self.path):
             logger.warning("%s is kept in memory: the store %s is not on this machine", name, self.path)
             return ask(lambda: None)

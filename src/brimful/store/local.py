@@ -20,7 +20,7 @@ from brimful.index.index import RowSpans
 from brimful.plan.errors import DataError
 from brimful.plan.once import once
 from brimful.store.folder import Folder, Ranges, numpy_file
-from brimful.store.manifest import SideFile, sha256_of
+from brimful.store.manifest import SidecarFile, sha256_of
 from brimful.tables.blocks import Block, concat
 from brimful.tables.ragged import distinct, dtype_of, list_array, numpy_of, offsets_of, runs
 
@@ -60,11 +60,11 @@ class LocalFolder(Folder):
     def first_schema(self) -> pa.Schema:
         return self._file(self.manifest.files[0]).schema
 
-    def numbers(self, side: SideFile) -> NDArray[Any]:
+    def numbers(self, side: SidecarFile) -> NDArray[Any]:
         """The array of a side file, memory-mapped."""
         return self._file(side).numbers
 
-    def sha256(self, file: SideFile) -> str:
+    def sha256(self, file: SidecarFile) -> str:
         self._file(file)
         return sha256_of(self._folder / file.name)
 
@@ -162,7 +162,7 @@ class LocalFolder(Folder):
         chosen: NDArray[np.int64] = places[batches]
         return chosen
 
-    def _file(self, file: SideFile) -> MappedFile:
+    def _file(self, file: SidecarFile) -> MappedFile:
         """A file as it was opened.
 
         Raises:
@@ -301,7 +301,7 @@ class MappedFile:
         DataError: it is missing, or not as long as the manifest says.
     """
 
-    def __init__(self, folder: Path, file: SideFile) -> None:
+    def __init__(self, folder: Path, file: SidecarFile) -> None:
         self._path, self._file = folder / file.name, file
         self._opened = self._stat()
         if self._opened.st_size != file.bytes:

@@ -38,7 +38,7 @@ _LAST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 @dataclass(frozen=True)
-class SideFile:
+class SidecarFile:
     """A file of a store, with the size and checksum that it must have."""
 
     name: str
@@ -64,7 +64,7 @@ class SideFile:
 
 
 @dataclass(frozen=True)
-class StoredFile(SideFile):
+class StoredFile(SidecarFile):
     """A file of rows.
 
     Args:
@@ -101,11 +101,11 @@ class Manifest:
     pipeline: dict[str, Any]
     columns: dict[str, str]
     files: tuple[StoredFile, ...]
-    lengths: dict[str, SideFile]
+    lengths: dict[str, SidecarFile]
     nulls: dict[str, int]
-    num_labels: SideFile | None
-    places: SideFile | None = None
-    first_labels: SideFile | None = None
+    num_labels: SidecarFile | None
+    places: SidecarFile | None = None
+    first_labels: SidecarFile | None = None
     padding: dict[str, Any] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
     newest: float = 0.0
@@ -117,7 +117,7 @@ class Manifest:
         return sum(file.rows for file in self.files)
 
     @property
-    def side_files(self) -> list[SideFile]:
+    def side_files(self) -> list[SidecarFile]:
         return [*self.lengths.values(), *filter(None, (self.num_labels, self.first_labels, self.places))]
 
     @property
@@ -162,8 +162,10 @@ class Manifest:
             )
         known = {one.name: content[one.name] for one in dataclasses.fields(cls) if one.name in content}
         known["files"] = tuple(stored_file(file) for file in known["files"])
-        known["lengths"] = {name: SideFile(**file) for name, file in known["lengths"].items()}
-        known |= {name: SideFile(**known[name]) for name in ("num_labels", "first_labels", "places") if known.get(name)}
+        known["lengths"] = {name: SidecarFile(**file) for name, file in known["lengths"].items()}
+        known |= {
+            name: SidecarFile(**known[name]) for name in ("num_labels", "first_labels", "places") if known.get(name)
+        }
         known["texts"] = tuple(known.get("texts", ()))
         return cls(**known)
 

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.background import Workers, awaited
+from brimful.core.threads import Workers, awaited
 from brimful.index.index import RowSet
 from brimful.plan.errors import DataError
 from brimful.plan.once import once
 from brimful.sources.objects import Object, ObjectStore, Spans
 from brimful.store.folder import Folder, Ranges, numpy_file
-from brimful.store.manifest import SideFile
+from brimful.store.manifest import SidecarFile
 from brimful.store.side import MAGIC_BYTES, Places
 from brimful.tables.blocks import Block, concat
 from brimful.tables.ragged import array_of, distinct, has_offsets, is_list, list_array, offset_type, offsets_of
@@ -60,7 +60,7 @@ class RemoteFolder(Folder):
         head = self._part(self._files[0], MAGIC_BYTES, int(begins[0]) if len(begins) else whole)
         return pa.ipc.read_schema(pa.py_buffer(head))
 
-    def numbers(self, side: SideFile) -> NDArray[Any]:
+    def numbers(self, side: SidecarFile) -> NDArray[Any]:
         """The array of a side file, which is read whole into memory."""
         if side.name not in self._arrays:
             content = self._part(self._object(side.name, side.bytes), 0, side.bytes)
@@ -68,7 +68,7 @@ class RemoteFolder(Folder):
             self._arrays[side.name] = numpy_file(content)
         return self._arrays[side.name]
 
-    def sha256(self, file: SideFile) -> str:
+    def sha256(self, file: SidecarFile) -> str:
         digest, one = hashlib.sha256(), self._object(file.name, file.bytes)
         for first in range(0, file.bytes, HASHED_BYTES):
             digest.update(self._part(one, first, min(file.bytes, first + HASHED_BYTES)))
@@ -278,7 +278,7 @@ class Prefetched:
         self._next: list[_FetchedRows] = []
         self._lock = threading.Lock()
 
-    def expect(self, sets: Sequence[RowSet]) -> None:
+    def prefetch_hint(self, sets: Sequence[RowSet]) -> None:
         """Names the sets that will be wanted from now on, in order. Nothing is fetched before one of their rows is wanted."""
         with self._lock:
             expected = {}

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from brimful.core.atomic import commit_file, naming, part_of
 from brimful.index.index import has_labels
 from brimful.store.local import MappedFile
-from brimful.store.manifest import SideFile, StoredFile, sha256_of
+from brimful.store.manifest import SidecarFile, StoredFile, sha256_of
 from brimful.tables.checksums import RowChecksums
 from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, is_ragged, numpy_of, offsets_of, trained_on
 
@@ -129,10 +129,10 @@ class _Array:
         with naming(self._path), part_of(self._path).open("ab") as file:
             file.write(np.ascontiguousarray(numbers, self._dtype).data)  # `tofile` does not say why it fails
 
-    def close(self) -> SideFile:
+    def close(self) -> SidecarFile:
         with naming(self._path):
             commit_file(part_of(self._path), self._path)
-        return SideFile(self._path.name, self._path.stat().st_size, sha256_of(self._path))
+        return SidecarFile(self._path.name, self._path.stat().st_size, sha256_of(self._path))
 
 
 class ColumnPlaces(NamedTuple):

@@ -11,8 +11,9 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from brimful.core.ahead import then
-from brimful.core.counters import COUNTERS, Counters, count
+from brimful.core.counters import count
 from brimful.core.own_keys import OWN_KEYS
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State, running
 from brimful.core.stats import Made
 from brimful.plan.buckets import as_buckets
@@ -168,19 +169,18 @@ class Bucketed(Stage[Any]):
     upstream: Stage[Any]
     to_buckets: ToBuckets
 
-    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        tally = COUNTERS.get()
-        with running(self.upstream, at) as batches:
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
+        with running(self.upstream, at, run) as batches:
             for batch, after in batches:
-                yield then(batch, partial(self._padded, tally)), after
+                yield then(batch, partial(self._padded, run)), after
 
-    def _padded(self, tally: Counters | None, batch: Any) -> Any:
+    def _padded(self, run: Run, batch: Any) -> Any:
         samples, tokens = self._counted(batch)
         padded = self.to_buckets(batch)
-        if tally is not None:
+        if run.made is not None:
             shape = self._shape(padded)
             remedy = "take fewer buckets, or batches of one size" if self.to_buckets.buckets else ""
-            tally.made.append(Made(samples, tokens, shape.numel(), tuple(shape), remedy))
+            run.made.append(Made(samples, tokens, shape.numel(), tuple(shape), remedy))
         return padded
 
     def _counted(self, batch: Any) -> tuple[int, int]:

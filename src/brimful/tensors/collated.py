@@ -16,10 +16,10 @@ from brimful.batching.facts import batch_facts, with_batches
 from brimful.batching.labels import read
 from brimful.batching.window import PlanningWindow
 from brimful.core.ahead import then
-from brimful.core.counters import COUNTERS, Counters
 from brimful.core.facts import Facts, following
 from brimful.core.header import described
 from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, TAKEN
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State, not_in_state, running
 from brimful.core.stats import Made
 from brimful.plan.errors import DataError, counted, warn_once
@@ -62,11 +62,10 @@ class Collated(Stage[Any]):
     def _columns_of(self, below: Any) -> Any:
         return below and schema_without(below, self.rules.left_out)
 
-    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
         from brimful.tensors.columns import ListColumn, columns_of
         from brimful.tensors.explained import remember
 
-        tally = COUNTERS.get()
         as_tensors = self.layout.as_tensors
         # With streams the windows at hand come in turn.
         known: WeakKeyDictionary[PlanningWindow, WindowColumns] = WeakKeyDictionary()
@@ -74,7 +73,7 @@ class Collated(Stage[Any]):
         def ready() -> Generator[Collating, None, None]:
             said = False
             own_lengths: dict[str, int] = {}
-            with running(self.upstream, at) as batches:
+            with running(self.upstream, at, run) as batches:
                 for batch, after in batches:
                     columns = known.get(batch.window)
                     if columns is None:
@@ -97,11 +96,11 @@ class Collated(Stage[Any]):
                         batch = self.layout.without(batch, places)
                     yield Collating(batch, columns, after, len(places), example)
 
-        with closing(ready()) as batches, closing(self.layout.items(batches)) as items:
+        with closing(ready()) as batches, closing(self.layout.items(batches, run)) as items:
             for item, one in items:
-                yield then(item, partial(self._finished, one, tally, remember)), one.after
+                yield then(item, partial(self._finished, one, run, remember)), one.after
 
-    def _finished(self, one: Collating, tally: Counters | None, remember: Callable[..., None], item: Any) -> Any:
+    def _finished(self, one: Collating, run: Run, remember: Callable[..., None], item: Any) -> Any:
         """An item as it is handed on, counted."""
         batch, columns = one.batch, one.columns
         shared = batch_facts(self.upstream)
@@ -126,8 +125,8 @@ class Collated(Stage[Any]):
             from brimful.tensors.loss import weighed
 
             item = weighed(item, batch, columns, counts)
-        if tally is not None:
-            tally.made.append(self._counted(one, item))
+        if run.made is not None:
+            run.made.append(self._counted(one, item))
         return item
 
     def _num_items(self, known: NumLabels, columns: WindowColumns) -> int | None:

@@ -406,7 +406,7 @@ def _unequal(
         )
     named = ", ".join(repr(one) for one in (*rules.length_columns, name))
     apart = f"give length_column=({named}), or " if len(rules.length_columns) == 1 else ""
-    others = [one for one in rules.beside_tokens[1:] if one != name and one in window.block.schema.names]
+    others = [one for one in rules.token_aligned_columns[1:] if one != name and one in window.block.schema.names]
     alone = "leave it out of token_columns=" if rules.token_columns is not None else f"pass token_columns={others}"
     return DataError(
         f"column {name!r} has {counts[sample]:,} values and {first!r} {expected[sample]:,} "

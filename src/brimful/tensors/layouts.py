@@ -14,8 +14,9 @@ import numpy as np
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.labels import LabelsFollow, LossLabels, read
 from brimful.batching.window import IntArray
-from brimful.core.ahead import AHEAD, Deferred
+from brimful.core.ahead import Deferred
 from brimful.core.own_keys import NUM_ITEMS
+from brimful.core.run import Run
 from brimful.core.stage import State
 from brimful.plan import Policy
 from brimful.plan.buckets import Rounding
@@ -98,7 +99,7 @@ class ColumnRules:
         """
         if name in self.length_columns:
             return self.length_columns.index(name)
-        return 0 if name in self.beside_tokens else None
+        return 0 if name in self.token_aligned_columns else None
 
     @property
     def labels_follow(self) -> LabelsFollow:
@@ -107,7 +108,7 @@ class ColumnRules:
         return LabelsFollow(self.follows(LABELS), self.follows(SHIFTED), self.length_columns, as_numbers)
 
     @property
-    def beside_tokens(self) -> tuple[str, ...]:
+    def token_aligned_columns(self) -> tuple[str, ...]:
         """The first length column and the lists that are cut, padded and packed with it, as far as there are such."""
         named = TOKEN_COLUMNS if self.token_columns is None else self.token_columns
         return self.length_columns[0], *named, *([MASK] if self.packs and MASK not in named else [])
@@ -147,7 +148,7 @@ class Layout(ABC):
     def item(self, batch: Batch, columns: WindowColumns) -> Any:
         """What the training loop gets."""
 
-    def items(self, batches: Iterator[Collating]) -> Generator[tuple[Any, Collating], None, None]:
+    def items(self, batches: Iterator[Collating], run: Run) -> Generator[tuple[Any, Collating], None, None]:
         """The item of each batch."""
         for one in batches:
             yield self.item(one.batch, one.columns), one
@@ -311,14 +312,14 @@ class CollateFnLayout(Layout):
             return batch if batch.weight is None else replace(batch, weight=0.0)
         return batch.of(np.delete(np.arange(len(batch)), places), batch.padded_size)
 
-    def items(self, batches: Iterator[Collating]) -> Generator[tuple[Any, Collating], None, None]:
+    def items(self, batches: Iterator[Collating], run: Run) -> Generator[tuple[Any, Collating], None, None]:
         collate = replace(self, policy=None)  # which may be of functions that cannot be pickled
         rows = ((one.columns.rows(one.batch), one) for one in batches)
-        if AHEAD.get() and not self.parallel.max_workers:
+        if run.ahead and not self.parallel.max_workers:
             for block, one in rows:
                 yield Deferred(partial(collate, block)), one
             return
-        with closing(self.parallel.results(collate, rows, self.called_as, shared=True)) as results:
+        with closing(self.parallel.results(collate, rows, run, self.called_as, shared=True)) as results:
             yield from ((item, one) for _, item, one in results)
 
     def __call__(self, rows: Block) -> Any:

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from brimful.core.ahead import AHEAD, defer, items_ahead, then
-from brimful.core.counters import COUNTERS
+from brimful.core.ahead import defer, items_ahead, then
 from brimful.core.facts import Facts, following
+from brimful.core.run import Run
 from brimful.core.stage import Stage, State, not_in_state, running
 from brimful.plan.errors import check_count
 from brimful.tensors.explained import carry
@@ -53,12 +53,12 @@ class OnDevice(Stage[Any]):
         static_buffers = self.buffers is not None or inputs[0].static_buffers
         return following(self, *inputs, seam="passes", static_buffers=static_buffers)
 
-    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        copies, inside = copier(self.device, self.copies and self.prefetch > 0), AHEAD.get()
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
+        copies = copier(self.device, self.copies and self.prefetch > 0)
         filler = None if self.buffers is None else self.buffers.filler()
 
-        def sent() -> Generator[tuple[Sent, State], None, None]:
-            with running(self.upstream, at) as items:
+        def sent(run: Run) -> Generator[tuple[Sent, State], None, None]:
+            with running(self.upstream, at, run) as items:
                 for item, after in items:
                     yield then(item, send), after
 
@@ -75,9 +75,9 @@ class OnDevice(Stage[Any]):
             carry(item, filled)
             return filled
 
-        with closing(items_ahead(sent, self.prefetch, "device") if self.prefetch else sent()) as items:
+        with closing(items_ahead(sent, self.prefetch, "device", run) if self.prefetch else sent(run)) as items:
             for one, after in items:
-                yield defer(one, received) if inside else received(one), after
+                yield defer(one, received) if run.ahead else received(one), after
 
 
 class Sent(NamedTuple):
@@ -167,8 +167,8 @@ class StreamCopier:
         began = time.perf_counter()
         while len(self._used) > LAG:
             self._used.popleft().synchronize()
-        if (counters := COUNTERS.get()) is not None:
-            counters.behind += time.perf_counter() - began
+        if (run := Run.here()) is not None:
+            run.device_seconds += time.perf_counter() - began
 
     def _sent(self, tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """The copy of each tensor, by the tensor's id."""

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from brimful.async_loader import AsyncLoader, has_static_buffers, innermost
 from brimful.batches import Batches
 from brimful.batching.chains import sharded
-from brimful.batching.facts import batch_facts
+from brimful.batching.facts import batch_facts, is_sharded
 from brimful.core.facts import facts_of
 from brimful.core.stage import running
 from brimful.dataset import Dataset
@@ -103,7 +103,7 @@ def own_share(name: str, given: Any, rank: int, world_size: int, replicas: int) 
     Raises:
         ValueError: a loader of batches that are not shared out; batches that are not, where ranks are no data-parallel ones.
     """
-    if batches_of(given).sharded or (world_size == 1 and not isinstance(given, Batches)):
+    if is_sharded(batches_of(given).stage) or (world_size == 1 and not isinstance(given, Batches)):
         return given
     if not isinstance(given, Batches):
         raise ValueError(

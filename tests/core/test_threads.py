@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import brimful as bf
-from brimful.core import background
-from brimful.core.background import Channel, Stopped, Workers, awaited, map_ahead, read_ahead
+from brimful.core import run as module
+from brimful.core.run import Run, Stopped
+from brimful.core.threads import Channel, Workers, awaited, map_ahead, read_ahead
 from brimful.sources.rotation import arrived
 from tests.shards import threads_left, write
 
@@ -37,7 +38,7 @@ def failing(count: int) -> Generator[int, None, None]:
 
 def test_read_ahead_gives_all_items_in_order_and_the_thread_closes_what_it_ran() -> None:
     log: list[str] = []
-    assert list(read_ahead(lambda: counting(100, log), 3, "test")) == list(range(100))
+    assert list(read_ahead(lambda: counting(100, log), 3, "test", Run())) == list(range(100))
     assert log == ["brimful-test", "brimful-test"]
     assert "brimful-test" not in threads_left(0)
 
@@ -50,7 +51,7 @@ def test_read_ahead_holds_no_more_than_its_depth_and_one_in_the_making() -> None
             made.append(number)
             yield number
 
-    items = read_ahead(making, 3, "test")
+    items = read_ahead(making, 3, "test", Run())
     next(items)
     for _ in range(50):
         first_taken.wait(0.01)
@@ -62,7 +63,7 @@ def test_read_ahead_holds_no_more_than_its_depth_and_one_in_the_making() -> None
 
 
 def test_an_error_in_the_thread_comes_after_the_items_before_it() -> None:
-    items = read_ahead(lambda: failing(3), 10, "test")
+    items = read_ahead(lambda: failing(3), 10, "test", Run())
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match=r"^after the last$"):
         next(items)
@@ -71,7 +72,7 @@ def test_an_error_in_the_thread_comes_after_the_items_before_it() -> None:
 
 def test_closing_stops_a_generator_that_has_no_end() -> None:
     log: list[str] = []
-    items = read_ahead(lambda: counting(10**12, log), 2, "test")
+    items = read_ahead(lambda: counting(10**12, log), 2, "test", Run())
     assert next(items) == 0
     items.close()
     assert log == ["brimful-test", "brimful-test"]
@@ -79,14 +80,14 @@ def test_closing_stops_a_generator_that_has_no_end() -> None:
 
 
 def test_what_is_stuck_does_not_keep_closing_from_returning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(module, "JOIN_SECONDS", 0.1)
     released = threading.Event()
 
     def stuck() -> Generator[int, None, None]:
         yield 0
         released.wait(60)
 
-    items = read_ahead(stuck, 1, "test")
+    items = read_ahead(stuck, 1, "test", Run())
     assert next(items) == 0
     items.close()
     with Workers(2, "test") as workers:
@@ -123,7 +124,7 @@ def test_map_ahead_keeps_the_order_and_each_item_its_state(max_workers: int) -> 
         return item * item
 
     with Workers(max_workers, "test") as workers:
-        results = list(map_ahead(square, pairs(iter(range(50))), workers, max_workers + 2))
+        results = list(map_ahead(square, pairs(iter(range(50))), workers, max_workers + 2, Run()))
     assert results == [(item * item, f"after {item}") for item in range(50)]
     assert threads_left(0) == []
 
@@ -137,7 +138,7 @@ def test_map_ahead_computes_no_more_than_its_workers_and_what_is_asked_for_early
             yield item
 
     with Workers(2, "test") as workers:
-        results = map_ahead(lambda item: item, pairs(drawing()), workers, 5)
+        results = map_ahead(lambda item: item, pairs(drawing()), workers, 5, Run())
         next(results)
         assert len(drawn) == 5
         results.close()
@@ -146,7 +147,7 @@ def test_map_ahead_computes_no_more_than_its_workers_and_what_is_asked_for_early
 
 def test_an_error_of_what_is_mapped_comes_after_the_results_before_it() -> None:
     with Workers(2, "test") as workers:
-        results = map_ahead(lambda item: item, pairs(failing(3)), workers, 7)
+        results = map_ahead(lambda item: item, pairs(failing(3)), workers, 7, Run())
         assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
         with pytest.raises(ValueError, match=r"^after the last$"):
             next(results)
@@ -154,7 +155,7 @@ def test_an_error_of_what_is_mapped_comes_after_the_results_before_it() -> None:
 
 def test_an_error_of_the_function_comes_in_its_place() -> None:
     with Workers(2, "test") as workers:
-        results = map_ahead(lambda item: 6 // (3 - item), pairs(iter(range(9))), workers, 7)
+        results = map_ahead(lambda item: 6 // (3 - item), pairs(iter(range(9))), workers, 7, Run())
         assert [next(results)[0] for _ in range(3)] == [2, 3, 6]
         with pytest.raises(ZeroDivisionError):
             next(results)
@@ -178,7 +179,7 @@ def test_a_pool_has_as_many_threads_as_functions_at_once_and_starts_none_while_o
 def test_threads_see_the_context_of_who_started_them() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
     variable.set("ours")
-    assert list(read_ahead(lambda: (variable.get() for _ in range(1)), 1, "test")) == ["ours"]
+    assert list(read_ahead(lambda: (variable.get() for _ in range(1)), 1, "test", Run())) == ["ours"]
     with Workers(1, "test") as workers:
         assert workers.submit(variable.get).result(30) == "ours"
 
@@ -220,7 +221,7 @@ def test_what_somebody_else_has_stopped_is_no_end() -> None:
     def numbers() -> Generator[int, None, None]:
         yield from range(9)
 
-    channel = Channel(numbers, 1, "test")
+    channel = Channel(numbers, 1, "test", Run())
     items = channel.items()
     assert next(items) == 0
     channel.close()
@@ -233,7 +234,7 @@ def test_an_interpreter_that_ends_while_threads_are_in_native_code_waits_for_the
         run("""
 import io, time
 import pyarrow as pa, pyarrow.json
-from brimful.core.background import Workers
+from brimful.core.threads import Workers
 
 def task(until=time.monotonic() + 0.5, now=time.monotonic):
     while now() < until:
@@ -266,13 +267,13 @@ def test_what_a_thread_begins_after_it_was_stopped_is_not_waited_for(kind: str) 
         begun.set()
         go_on.wait(60)
         if kind == "generator":
-            yield from read_ahead(inner, 1, "inner")
+            yield from read_ahead(inner, 1, "inner", Run())
         with Workers(1, "inner") as workers:
             if kind == "read":
                 yield arrived(workers.submit(wait), "shard", 600, "row 1")
-            yield from map_ahead(wait, iter([(1, None)]), workers, 1)
+            yield from map_ahead(wait, iter([(1, None)]), workers, 1, Run())
 
-    channel = Channel(items, 1, "outer")
+    channel = Channel(items, 1, "outer", Run())
     begun.wait(60)
     channel.stop()
     go_on.set()
