@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from brimful.core.counters import OnError, count, with_counters
 from brimful.plan.errors import DataError
-from brimful.sources.format import Format, Position, Wanted
+from brimful.sources.format import Format, Position, ReadRequest
 from brimful.tables.blocks import visible
 from tests.shards import Memory
 
@@ -56,15 +56,15 @@ def outcome(
     forward_only: bool = False,
 ) -> Outcome:
     """What reading a shard `x` of these bytes leads to."""
-    wanted = Wanted("x", form.unit, form.start if at is None else at, schema, closed, on_error)
-    reader = form.open(Memory(data, forward_only), wanted)
+    request = ReadRequest("x", form.unit, form.start if at is None else at, schema, closed, on_error)
+    reader = form.open(Memory(data, forward_only), request)
     rows: list[dict[str, Any]] = []
     positions: list[Position] = []
 
     def read() -> str | None:
         try:
             while (more := reader.read()) is not None:
-                count("skipped", more.num_skipped)
+                count("skipped", int(more.skipped.sum()))
                 rows.extend(visible(more.block).to_pylist() if more.block.num_rows else [])
                 positions.extend(tuple(position) for position in more.positions.tolist())
         except DataError as error:

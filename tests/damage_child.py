@@ -21,7 +21,7 @@ import brimful as bf
 from brimful.core.counters import OnError, count, with_counters
 from brimful.plan.errors import DataError
 from brimful.sources.bytes import LocalFile
-from brimful.sources.format import Wanted
+from brimful.sources.format import ReadRequest
 from brimful.sources.formats import FORMATS
 
 MOST = 100_000
@@ -74,12 +74,12 @@ def read(form: str, path: Path, schema: pa.Schema, on_error: OnError) -> int:
     """How many rows come of a file."""
     columns = schema.names[:2] if len(schema) > 2 and path.stat().st_size % 2 else None
     schema = schema if columns is None else pa.schema([schema.field(name) for name in columns])
-    wanted = Wanted(path.name, FORMATS[form].unit, FORMATS[form].start, schema, columns is None, on_error)
-    reader = FORMATS[form].open(LocalFile(str(path)), wanted)
+    request = ReadRequest(path.name, FORMATS[form].unit, FORMATS[form].start, schema, columns is None, on_error)
+    reader = FORMATS[form].open(LocalFile(str(path)), request)
     rows = 0
     try:
         while (more := reader.read()) is not None:
-            count("skipped", more.num_skipped)
+            count("skipped", int(more.skipped.sum()))
             assert more.block.num_rows == len(more.positions) or not more.block.num_rows
             rows += more.block.num_rows
             assert rows < MOST, "it does not end"

@@ -34,6 +34,7 @@ import brimful as bf
 from brimful.async_loader import Loaded
 from brimful.batching.batch import Batch
 from brimful.batching.batched import Batched, Narrowed
+from brimful.batching.facts import BatchFacts
 from brimful.batching.items import EnumerateItems, MapItems, TakeItems
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
@@ -846,7 +847,7 @@ ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to an
 LOADERS: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {  # batches, of whatever makes them
     Loaded: st.builds(lambda items: partial(Loaded, items), st.lists(st.integers())),
     Synthetic: st.builds(
-        lambda shapes: partial(Synthetic, str, tuple(shapes), None),
+        lambda shapes: partial(Synthetic, str, tuple(shapes), BatchFacts(Loaded([]), "", lambda: shapes)),
         st.lists(st.tuples(few, few), min_size=1, max_size=5),
     ),
 }

@@ -14,9 +14,8 @@ import pytest
 
 import brimful as bf
 from brimful.core.run import Run
-from brimful.tables.blocks import Block
+from brimful.tables.blocks import Block, concat
 from brimful.tables.origins import ORIGIN, origins, where
-from brimful.tables.ragged import concat
 
 
 def block_of(name: str, *lines: int, unit: str = "line") -> Block:

@@ -21,7 +21,7 @@ from brimful.core.above import GUARD
 from brimful.core.facts import facts_of
 from brimful.core.stage import Stage, State, running
 from brimful.dataset import Dataset
-from brimful.tables.ragged import concat
+from brimful.tables.blocks import concat
 
 if TYPE_CHECKING:
     from brimful.isolation.probe import Leak

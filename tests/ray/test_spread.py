@@ -22,7 +22,7 @@ from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
 from brimful.ray import spread
 from brimful.sources.files import FromFiles
-from brimful.sources.format import PlacedRows, Position
+from brimful.sources.format import Position, RowsAt
 from brimful.sources.rotation import OpenShard
 from brimful.sources.urls import Shard
 from brimful.tables.blocks import Block, visible
@@ -50,10 +50,10 @@ class Here(Stage[Block]):
 
 
 class Pieces:
-    def __init__(self, pieces: Iterator[tuple[PlacedRows, Position]]) -> None:
+    def __init__(self, pieces: Iterator[tuple[RowsAt, Position]]) -> None:
         self._pieces = pieces
 
-    def read(self) -> PlacedRows | None:
+    def read(self) -> RowsAt | None:
         piece = next(self._pieces, None)
         return None if piece is None else pickle.loads(dumps(piece[0]))
 
@@ -113,7 +113,7 @@ def test_tasks_have_the_types_of_the_whole(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.data())
 def test_rows_that_were_split_are_whole_again(counts: list[int], data: Any) -> None:
     block = pa.RecordBatch.from_pydict({"n": np.repeat(np.arange(len(counts)), counts)})
-    whole = PlacedRows(block, np.arange(len(counts))[:, None], np.cumsum(counts))
+    whole = RowsAt(block, np.arange(len(counts))[:, None], np.zeros(len(counts), int), np.cumsum(counts))
     first, rest = whole.split(data.draw(st.integers(1, len(counts))))
     assert first.block.num_rows == sum(counts[: first.num_rows])
     again = first.then(rest)

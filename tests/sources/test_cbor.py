@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.sources.formats import FORMATS
 from brimful.tables.schema import infer
-from brimful.testing import assert_exact_resume
 from tests.damage import Outcome, damaged, outcome
 from tests.effort import examples, times
-from tests.shards import Memory, compressed, write
+from tests.shards import Memory, write
 from tests.strategies import small
 
 CBOR = FORMATS["cbor"]
@@ -85,21 +84,6 @@ def test_rows_are_what_cbor2_wrote_whatever_the_buffers_and_wherever_reading_goe
         for number, at in enumerate(found.positions):
             resumed = outcome(CBOR, data, SCHEMA, "raise", at, forward_only=number % 2 == 0)
             assert resumed == Outcome(found.rows[number + 1 :], found.positions[number + 1 :], 0, None)
-
-
-@pytest.mark.parametrize("ending", [".cbor", ".cbor.gz", ".cbor.zst", ".cbor.bz2", ".cbor.lz4", ".cbor.xz"])
-def test_shards_are_read_by_their_extension_and_resumed_at_every_row(tmp_path: Path, ending: str) -> None:
-    written = [{"id": number, "input_ids": [number] * (number % 5), "text": f"text {number}"} for number in range(30)]
-    write(tmp_path / f"a{ending}", items(*written[:20]))
-    write(tmp_path / f"b{ending}", b"")
-    write(tmp_path / f"c{ending}", items(*written[20:]))
-
-    def make() -> bf.Dataset:
-        return bf.from_files(f"{tmp_path}/*", n_active_shards=1)
-
-    assert [{**row, "input_ids": row["input_ids"].tolist()} for row in make()] == written
-    assert_exact_resume(make)
-    assert list(bf.from_files(f"{tmp_path}/a*", columns=["id"])) == [{"id": number} for number in range(20)]
 
 
 def test_a_row_larger_than_all_buffers_is_a_row() -> None:
@@ -167,14 +151,6 @@ def test_a_bad_row_is_told_why_and_leaves_its_neighbours(tmp_path: Path, item: b
     it = bf.from_files(url, schema=schema, on_error="skip").iter()
     assert list(it) == [{"a": 1, "b": "x"}, {"a": None, "b": "y"}]
     assert it.stats["skipped"] == 1
-
-
-def test_a_column_that_must_not_be_null_refuses_a_null() -> None:
-    schema = pa.schema([pa.field("a", INT, nullable=False), ("b", INT)])
-    found = outcome(CBOR, items({"a": 1}, {"b": 2}, {"a": 3, "b": 4}), schema)
-    assert (found.rows, found.skipped) == ([{"a": 1, "b": None}, {"a": 3, "b": 4}], 1)
-    found = outcome(CBOR, items({"b": 2}), schema, "raise")
-    assert found.error == "shard x, row 1: column 'a' is null here, which the schema does not allow"
 
 
 def test_columns_leave_out_what_they_do_not_name(tmp_path: Path) -> None:
@@ -364,22 +340,3 @@ def test_of_damaged_shards_each_item_is_a_row_or_is_skipped_and_counted(
             assert repr(resumed.rows) == repr(found.rows[after + 1 :])
             assert resumed.error is None
     assert broken > 200
-
-
-def test_a_truncated_archive_is_an_error_after_its_whole_rows(tmp_path: Path) -> None:
-    path = tmp_path / "a.cbor.gz"
-    path.write_bytes(compressed(items(*({"a": n, "b": str(n * 7919)} for n in range(20_000))), ".gz")[:-9_000])
-    it = bf.from_files(path).iter()
-    seen: list[int] = []
-    with pytest.raises(bf.DataError) as error:
-        seen.extend(sample["a"] for sample in it)
-    assert 1_000 < len(seen) < 20_000
-    assert seen == list(range(len(seen)))
-    place = f"shard a.cbor.gz, row {len(seen) + 1:,}"
-    assert str(error.value) == f"{place}: cannot be read on: Truncated compressed stream; the shard is damaged"
-
-
-def test_an_edited_shard_is_refused_where_it_has_no_such_byte() -> None:
-    message = r"^shard x, row 3: there is no byte 99, where this state goes on: the shard was edited$"
-    with pytest.raises(bf.StateError, match=message):
-        outcome(CBOR, items({"a": 1, "b": "x"}), AB, at=(99, 2))

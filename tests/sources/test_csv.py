@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.sources.format import Wanted
+from brimful.sources.format import ReadRequest
 from brimful.sources.formats import FORMATS
 from brimful.testing import assert_exact_resume
 from tests.damage import Outcome, damaged, outcome
@@ -81,23 +81,6 @@ def test_rows_are_what_pythons_csv_wrote_whatever_the_buffers_and_wherever_readi
             for number, at in enumerate(found.positions):
                 resumed = outcome(FORMATS[name], data, schema, "raise", at, forward_only=number % 2 == 0)
                 assert resumed == Outcome(found.rows[number + 1 :], found.positions[number + 1 :], 0, None)
-
-
-@pytest.mark.parametrize("ending", [".csv", ".tsv", ".csv.gz", ".tsv.zst", ".csv.bz2", ".csv.lz4", ".csv.xz"])
-def test_shards_are_read_by_their_extension_and_resumed_at_every_row(tmp_path: Path, ending: str) -> None:
-    delimiter = "\t" if ".tsv" in ending else ","
-    rows = [[number, f'text "{number}"\n, \t', number / 2] for number in range(25)]
-    write(tmp_path / f"a{ending}", BOM + table([["id", "text", "half"], *rows], delimiter=delimiter))
-    write(tmp_path / f"b{ending}", table([["half", "id", "text"], [0.5, -1, ""]], delimiter=delimiter))
-    write(tmp_path / f"c{ending}", b"")
-
-    def make() -> bf.Dataset:
-        return bf.from_files(f"{tmp_path}/*", n_active_shards=2)
-
-    whole = [dict(zip(("id", "text", "half"), row)) for row in rows]
-    assert list(make()) == [whole[0], {"id": -1, "text": "", "half": 0.5}, *whole[1:]]
-    assert_exact_resume(make)
-    assert list(bf.from_files(tmp_path / f"a{ending}", columns=["half"])) == [{"half": row[2]} for row in rows]
 
 
 def test_a_format_that_is_given_goes_before_the_extension(tmp_path: Path) -> None:
@@ -340,14 +323,6 @@ def test_a_number_beyond_its_type_is_no_infinity() -> None:
         assert (found.rows, found.skipped) == ([{"a": math.inf, "b": "x"}, {"a": 1, "b": "inf"}], 1)
 
 
-def test_a_column_that_must_not_be_null_refuses_a_null() -> None:
-    schema = pa.schema([pa.field("a", INT, nullable=False), ("b", INT)])
-    found = outcome(CSV, b"a,b\n1,\n,2\n3,4\n", schema)
-    assert (found.rows, found.skipped) == ([{"a": 1, "b": None}, {"a": 3, "b": 4}], 1)
-    found = outcome(CSV, b"a,b\n1,\n,2\n", schema, "raise")
-    assert found.error == "shard x, line 3: column 'a' is null here, which the schema does not allow"
-
-
 def test_a_type_that_text_cannot_give_is_refused_at_construction() -> None:
     message = (
         r"^schema= has a type that text cannot give: CSV conversion to list<item: int64> is not supported \(a\.csv\)$"
@@ -469,22 +444,6 @@ def test_of_damaged_shards_each_record_is_a_row_or_is_skipped_and_counted(
     assert some_bad > 400
 
 
-def test_a_truncated_archive_is_an_error_after_its_whole_records(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv.gz"
-    write(path, table([["a", "b"], *([number, f'"{number * 7919}"\n'] for number in range(9_000))]))
-    path.write_bytes(path.read_bytes()[:-2_000])
-    it = bf.from_files(path).iter()
-    seen: list[int] = []
-    with pytest.raises(bf.DataError) as error:
-        seen.extend(sample["a"] for sample in it)
-    assert 1_000 < len(seen) < 9_000
-    assert seen == list(range(len(seen)))
-    place = f"shard a.csv.gz, line {2 * len(seen) + 2:,}"
-    assert str(error.value) == f"{place}: cannot be read on: Truncated compressed stream; the shard is damaged"
-    it = bf.from_files(path, on_error="skip").iter()
-    assert ([sample["a"] for sample in it], it.stats["skipped"]) == (seen, 1)
-
-
 def test_a_resume_reads_the_header_and_what_follows(tmp_path: Path) -> None:
     url = write(tmp_path / "a.csv", table([["id", "text"], *([number, "x" * 50] for number in range(40_000))]))
     dataset = bf.from_files(f"watched://{url}", schema={"id": INT, "text": TEXT})
@@ -548,8 +507,8 @@ def test_a_header_of_other_delimiters_is_an_error(tmp_path: Path, name: str, hea
 
 
 def test_a_first_good_row_that_came_after_the_columns_were_looked_for_is_refused() -> None:
-    wanted = Wanted("x", "line", CSV.start, pa.schema([]), closed=True, on_error="raise", inferred=True)
-    reader = CSV.open(Memory(b"a,b\n1,2\n"), wanted)
+    request = ReadRequest("x", "line", CSV.start, pa.schema([]), closed=True, on_error="raise", inferred=True)
+    reader = CSV.open(Memory(b"a,b\n1,2\n"), request)
     message = r"^shard x, line 2: no row was good when the columns were looked for, and one is now; begin anew$"
     with pytest.raises(bf.DataError, match=message):
         list(iter(reader.read, None))

@@ -99,5 +99,5 @@ class _Compressed(Text):  # type: ignore[misc]
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
-    def open(self, file: Memory, wanted: object) -> object:  # type: ignore[override]
-        return Text().open(Decompressed(file, self._kind), wanted)  # type: ignore[arg-type]
+    def open(self, file: Memory, request: object) -> object:  # type: ignore[override]
+        return Text().open(Decompressed(file, self._kind), request)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ import pytest
 import brimful as bf
 from brimful.sources import bytes as reading
 from brimful.sources import objects
+from brimful.sources.objects import Object, ObjectStore
 from tests.shards import threads_left, write, write_table
 from tests.store.servers import s3, serving
 from tests.store.stores import blocks_of, store_of
@@ -81,6 +82,29 @@ def test_of_a_parquet_file_far_away_the_columns_wanted_are_asked_for_alone(tmp_p
         assert (tmp_path / "a.parquet").stat().st_size > 40_000_000
         assert server.bytes < 200_000  # the footer is looked for in the last 64 KB
         assert server.requests["a.parquet"] < 15
+
+
+def test_all_bytes_of_shards_and_stores_come_through_one_function(folder: Path) -> None:
+    """Where a cache can stand: one that lies before it leaves nothing to ask the server for."""
+    kept: dict[tuple[str, int, int], memoryview] = {}
+    below = ObjectStore.range
+
+    async def range_of(self: ObjectStore, one: Object, first: int, last: int, ours: Any = None) -> memoryview:
+        place = one.path, first, last
+        if place not in kept:
+            kept[place] = await below(self, one, first, last, ours)
+        return kept[place]
+
+    write_table(folder / "a.parquet", pa.table({"id": range(2_000)}), 300)
+    with serving(folder) as server, patch.object(ObjectStore, "range", range_of):
+        for name in ("0.jsonl", "0.jsonl.gz", "a.parquet", "store"):
+            read = bf.from_store if name == "store" else bf.from_files
+            data: Any = read(f"{server.url}/{name}", storage_options=OPTIONS)
+            first = [str(sample) for sample in data]
+            asked, manifest = server.bytes, sum(file.stat().st_size for file in (folder / "store").glob("*.json"))
+            assert asked > 0
+            assert [str(sample) for sample in data] == first
+            assert server.bytes - asked <= manifest, name
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])

@@ -191,15 +191,6 @@ def test_a_type_that_json_cannot_give_is_refused_at_construction() -> None:
         JsonLines(pa.schema([("a", pa.large_list(pa.int32()))]), closed=True)
 
 
-def test_a_column_that_must_not_be_null_refuses_a_null() -> None:
-    schema = pa.schema([pa.field("a", INT, nullable=False)])
-    assert parse(b'{"a": 1}\n{"a": null}\n', schema) == (
-        [{"a": 1}],
-        [0],
-        [(1, "JSON parse error: a required field was null")],
-    )
-
-
 @pytest.mark.parametrize("line", [b"\xff", b"{", b"1", b"[" * 100_000])
 def test_what_is_no_object_is_a_data_error(line: bytes) -> None:
     with pytest.raises(DataError):

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brimful.plan.errors import DataError
+from brimful.tables.blocks import concat
 from brimful.tables.origins import ORIGIN, origins
 from brimful.tables.ragged import (
     EMPTY,
     Ragged,
     array_of,
     attention_mask,
-    concat,
     gaps,
     gather,
     is_ragged,

@@ -11,7 +11,7 @@ import torch
 
 import brimful as bf
 from brimful.plan.errors import DataError
-from brimful.tables.schema import block_of, fitting, infer, misfit
+from brimful.tables.schema import MisfitError, conform_rows, infer, misfit
 
 INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
 
@@ -91,8 +91,8 @@ SCHEMA = pa.schema(
     ],
 )
 def test_a_row_fits_its_schema(row: dict[str, Any]) -> None:
-    assert misfit(row, SCHEMA, closed=True) is None
-    assert block_of([row], SCHEMA).schema == SCHEMA
+    assert misfit(row, SCHEMA) is None
+    assert conform_rows([row], SCHEMA).schema == SCHEMA
 
 
 REMEDY = "; say its type in schema=, or leave the column out with columns="
@@ -117,6 +117,11 @@ REMEDY = "; say its type in schema=, or leave the column out with columns="
             "name it in schema=, or leave the column out with columns=",
         ),
         (
+            {"": 1},
+            "key '' is not in the schema (a, f, t, s), which the first 1,000 rows decide where none is given; "
+            "name it in schema=, or leave the column out with columns=",
+        ),
+        (
             {"z": 1},
             "key 'z' is not in the schema (a, f, t, s), which the first 1,000 rows decide where none is given; "
             "name it in schema=, or leave the column out with columns=",
@@ -124,15 +129,20 @@ REMEDY = "; say its type in schema=, or leave the column out with columns="
     ],
 )
 def test_a_row_that_does_not_fit_is_told_why(row: dict[str, Any], message: str) -> None:
-    assert misfit(row, SCHEMA, closed=True) == message
+    with pytest.raises(MisfitError) as error:
+        conform_rows([{"a": 1}, {}, row, {"a": "y"}], SCHEMA)
+    assert error.value.row() == 2
+    assert error.value.told() == message
+    assert str(misfit(row, SCHEMA)) == str(error.value)
 
 
 def test_other_keys_are_left_out_where_columns_are_named() -> None:
-    assert misfit({"z": 1, "a": 1}, SCHEMA, closed=False) is None
+    assert misfit({"z": 1, "a": 1}, SCHEMA, "drop") is None
+    assert conform_rows([{"z": 1, "a": 1}], SCHEMA, extra="drop").schema == SCHEMA
 
 
 def test_rows_without_any_column_are_rows_too() -> None:
-    assert block_of([{}, {}], pa.schema([])).num_rows == 2
+    assert conform_rows([{}, {}], pa.schema([])).num_rows == 2
 
 
 @pytest.mark.parametrize(
@@ -210,5 +220,7 @@ def test_a_value_that_does_not_fit_alone_does_not_fit_beside_others(values: list
     schema = pa.schema([("a", kind)])
     for order in (values, values[::-1]):
         rows = [{"a": value} for value in order]
-        assert fitting(rows, schema) is None
-        assert [fitting([row], schema) is None for row in rows] == [value is values[1] for value in order]
+        with pytest.raises(MisfitError) as error:
+            conform_rows(rows, schema)
+        assert order[error.value.row()] is values[1]
+        assert [misfit(row, schema) is not None for row in rows] == [value is values[1] for value in order]

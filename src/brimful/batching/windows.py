@@ -34,9 +34,9 @@ from brimful.plan.window import rest_rows, window_ends, window_rows
 from brimful.rows.buffer import check_replay, resumed
 from brimful.rows.columns import Choice
 from brimful.rows.pace import Patience
-from brimful.tables.blocks import Block, begins, visible
+from brimful.tables.blocks import Block, begins, concat, visible
 from brimful.tables.checksums import RowChecksums, checksums, in_state
-from brimful.tables.ragged import EMPTY, MASK, concat, distinct, token_counts, unmasked
+from brimful.tables.ragged import EMPTY, MASK, distinct, token_counts, unmasked
 from brimful.tables.texts import TokenizedText, texts_in
 
 T = TypeVar("T")

@@ -25,7 +25,8 @@ class Counters:
     """
 
     def __init__(self, log: Callable[[str], None] = logger.warning, wanted: bool = True) -> None:
-        self._log, self.wanted = log, wanted
+        self._log = log
+        self.wanted: bool = wanted
         self._counts: Counts = {}
         self._lock = threading.Lock()
 

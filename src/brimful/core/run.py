@@ -63,13 +63,13 @@ class Run:
         self.process: int = os.getpid()
         self.pools: dict[int, Any] = {}
         self.made: deque[Any] | None = None
-        self.device_seconds = 0.0
+        self.device_seconds: float = 0.0
         self.handled: int = id(None)
-        self.other_rows_allowed = False
-        self.shards = ""
-        self.ahead = False
+        self.other_rows_allowed: bool = False
+        self.shards: str = ""
+        self.ahead: bool = False
         self.replay: list[Any] | None = None
-        self.step = 1
+        self.step: int = 1
         self._said: list[None] = []
         self._stops: set[ref[Stoppable]] = set()
 

@@ -20,9 +20,9 @@ from brimful.plan.errors import MOST, DataError
 from brimful.plan.mix import ENDLESS, Stop
 from brimful.plan.once import once
 from brimful.plan.schedule import Course, Schedule, Segment, check, segments_of
-from brimful.tables.blocks import Block, visible
+from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal
-from brimful.tables.ragged import LABELS, REMEDIES, array_of, concat, distinct, no_column
+from brimful.tables.ragged import LABELS, REMEDIES, array_of, distinct, no_column
 from brimful.tables.schema import united
 
 

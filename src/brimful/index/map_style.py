@@ -19,7 +19,7 @@ from brimful.plan.once import once
 from brimful.tables.blocks import Block, Sample, as_sample
 from brimful.tables.origins import HIDDEN, ORIGIN, origins
 from brimful.tables.ragged import REMEDIES, is_ragged, with_column
-from brimful.tables.schema import OF_RESULTS, first_rows, fitting, infer, misfit
+from brimful.tables.schema import OF_RESULTS, MisfitError, conform_rows, first_rows, infer
 
 SAMPLE: Final = "sample"
 """The one column of samples that are handed on as they are: their numbers."""
@@ -266,14 +266,11 @@ class MapStyleIndex(DataIndex):
 
     def _block(self, numbers: list[int]) -> Block:
         rows = [self._row(number) for number in numbers]
-        if (block := fitting(rows, self.schema)) is not None:
-            return block
-        for number, row in zip(numbers, rows, strict=True):
-            if message := misfit(row, self.schema, closed=True, remedy=OF_RESULTS):
-                raise StageError(f"from_dataset failed at {self.name}, {SAMPLE} {number:,}: {message}")
-        raise StageError(
-            f"from_dataset: samples {numbers[0]:,} and on of {self.name} fit the first ones one by one only"
-        )
+        try:
+            return conform_rows(rows, self.schema)
+        except MisfitError as error:
+            place = f"{self.name}, {SAMPLE} {numbers[error.row()]:,}"
+            raise StageError(f"from_dataset failed at {place}: {error.told(OF_RESULTS)}") from None
 
 
 def sample_at(dataset: Any, name: str, number: int) -> Any:

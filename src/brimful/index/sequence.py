@@ -24,9 +24,9 @@ from brimful.plan.errors import DataError, check_bool, check_count
 from brimful.plan.once import once
 from brimful.sources.data_libraries import rows_of, stored
 from brimful.sources.iterable import drawn, numbered
-from brimful.tables.blocks import Block
+from brimful.tables.blocks import Block, concat
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import concat, with_column
+from brimful.tables.ragged import with_column
 from brimful.tables.schema import first_rows, infer, samples_in
 
 

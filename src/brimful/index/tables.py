@@ -17,12 +17,11 @@ from brimful.index.index import DataIndex, has_integers, has_null, label_counts,
 from brimful.plan import random
 from brimful.plan.once import once
 from brimful.sources.data_libraries import stored
-from brimful.tables.blocks import Block
+from brimful.tables.blocks import Block, concat
 from brimful.tables.checksums import RowChecksums, checksums
 from brimful.tables.origins import ORIGIN, ORIGIN_TYPE, origins
 from brimful.tables.ragged import (
     LABELS,
-    concat,
     distinct,
     has_fixed_bytes,
     has_offsets,

@@ -34,10 +34,10 @@ from brimful.core.stage import State
 from brimful.index.index import DataIndex, taken
 from brimful.plan.errors import DataError, StateError, integer
 from brimful.plan.once import once
-from brimful.tables.blocks import Block, from_samples, visible
+from brimful.tables.blocks import Block, concat, from_samples, visible
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import EMPTY, concat, distinct, offsets_of, ragged, with_column
-from brimful.tables.schema import UNFIT, fitting, misfit
+from brimful.tables.ragged import EMPTY, distinct, offsets_of, ragged, with_column
+from brimful.tables.schema import UNFIT, MisfitError, conform_rows
 
 JOURNAL: Final = "_progress.json"
 CHECKSUMS: Final = "_checksums"
@@ -337,12 +337,11 @@ def typed(results: Sequence[Any], schema: pa.Schema | None) -> pa.RecordBatch:
 def _fitted(rows: list[dict[str, Any]], schema: pa.Schema | None) -> pa.RecordBatch:
     if schema is None:
         return from_samples(rows)
-    found = fitting(rows, schema)
-    if found is None:
-        remedy = "return the same keys and types for every sample"
-        words = next(filter(None, (misfit(row, schema, closed=True, remedy=remedy) for row in rows)), remedy)
-        raise ValueError(f"a result does not fit those before it: {words}")
-    return found
+    try:
+        return conform_rows(rows, schema)
+    except MisfitError as error:
+        words = error.told("return the same keys and types for every sample")
+        raise ValueError(f"a result does not fit those before it: {words}") from None
 
 
 def is_bare(schema: pa.Schema) -> bool:

@@ -21,12 +21,12 @@ from brimful.ray.cluster import Cluster, check_address
 from brimful.rows.functions import ByBlock
 from brimful.rows.parallel import BlockFunction
 from brimful.sources.files import FromFiles
-from brimful.sources.format import PlacedRows, Position, ShardReader
+from brimful.sources.format import Position, RowsAt, ShardReader, no_rows
 from brimful.sources.rotation import OpenShard
 from brimful.sources.urls import Shard
-from brimful.tables.blocks import Block
+from brimful.tables.blocks import Block, concat
 from brimful.tables.origins import ORIGIN
-from brimful.tables.ragged import EMPTY, concat, numpy_of
+from brimful.tables.ragged import EMPTY, numpy_of
 
 PIECE_BYTES: Final = 4 << 20
 """Of rows as they are made: so many come at once, in a message of their own (3 ms)."""
@@ -152,10 +152,10 @@ class OneBlock(Stage[Block]):
         yield self.held[0], END
 
 
-def made_of(job: Job, shard: Shard, name: str, at: Position) -> Iterator[tuple[PlacedRows, Position]]:
+def made_of(job: Job, shard: Shard, name: str, at: Position) -> Iterator[tuple[RowsAt, Position]]:
     """The rows of a shard from a position on as the stages make them, in pieces, each with the position after it."""
     reader = job.files.reader(shard, name, at)
-    held, after = PlacedRows(EMPTY, np.zeros((0, len(at)), np.int64), np.zeros(0, np.int64)), at
+    held, after = no_rows(at)._replace(ends=np.zeros(0, np.int64)), at
     failure: Exception | None = None
     with closing(read_ahead(partial(_read, reader), 1, "read", Run())) as reads:
         while True:
@@ -176,13 +176,13 @@ def made_of(job: Job, shard: Shard, name: str, at: Position) -> Iterator[tuple[P
         raise failure
 
 
-def _read(reader: ShardReader) -> Generator[tuple[PlacedRows, Position], None, None]:
+def _read(reader: ShardReader) -> Generator[tuple[RowsAt, Position], None, None]:
     with closing(reader):
         while (rows := reader.read()) is not None:
             yield rows, reader.at
 
 
-def _made(job: Job, rows: PlacedRows) -> PlacedRows:
+def _made(job: Job, rows: RowsAt) -> RowsAt:
     if not rows.num_rows:
         return rows._replace(block=EMPTY, ends=np.zeros(0, np.int64))
     job.source.held[:] = [rows.block]

@@ -14,9 +14,9 @@ from brimful.core.replay import reached
 from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.rows.pace import Patience
-from brimful.tables.blocks import Block, begins, rows_at, samples, visible
+from brimful.tables.blocks import Block, begins, concat, rows_at, samples, visible
 from brimful.tables.checksums import checksums, difference, in_state
-from brimful.tables.ragged import EMPTY, bytes_in, concat
+from brimful.tables.ragged import EMPTY, bytes_in
 
 COALESCED_ROWS: Final = 32
 """In a block of so many, a row costs a stage a few times as much as in one of 4,096; alone, 10 to 100 times as much. With more

@@ -21,7 +21,7 @@ from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.plan.errors import DataError, check_bool, check_count
 from brimful.rows.buffer import COALESCED_ROWS, check_replay, coalesced, read_again
 from brimful.rows.columns import Blockwise
-from brimful.tables.blocks import KEY, Block, visible, with_origin
+from brimful.tables.blocks import KEY, Block, concat, visible, with_origin
 from brimful.tables.checksums import RowChecksums, in_state
 from brimful.tables.origins import ORIGIN, where
 from brimful.tables.ragged import (
@@ -29,7 +29,6 @@ from brimful.tables.ragged import (
     Ragged,
     array_of,
     bytes_in,
-    concat,
     cut_together,
     gather,
     list_array,

@@ -35,15 +35,14 @@ from brimful.tables.schema import (
     FIRST_ROWS,
     OF_RESULTS,
     SAMPLE_ROWS,
+    MisfitError,
     as_text,
     complete,
-    first_misfit,
-    fitted,
-    fitting,
+    conform,
+    conform_rows,
     from_text,
     misfit,
     settled,
-    type_name,
     types_of,
 )
 
@@ -355,12 +354,12 @@ def block_of_results(called: str, block: Block, given: SampleResults, schema: pa
     Raises:
         StageError: a result is no sample of that schema; it names the call and the row. "skip" leaves the result out.
     """
-    out = fitting(given.samples, schema) if all(map(_is_sample, given.samples)) else None
+    out = None
+    with suppress(MisfitError):
+        out = conform_rows(given.samples, schema) if all(map(_is_sample, given.samples)) else None
     if out is None:
         given = _those_that_fit(called, block, given, schema, on_error)
-        out = fitting(given.samples, schema)
-        if out is None:
-            raise _failed(called, block, int(given.parents[0]), "the results from this row on fit one by one only")
+        out = conform_rows(given.samples, schema)
     return with_origin(out, block, given.parents) if len(given) else EMPTY
 
 
@@ -377,8 +376,8 @@ def _those_that_fit(
             odd = next(name for name in sample if not isinstance(name, str))
             error = _failed(called, block, row, f"the keys of a sample must be strings (got {odd!r})")
         else:
-            message = misfit(sample, schema, closed=True, remedy=OF_RESULTS)
-            error = None if message is None else _failed(called, block, row, message)
+            found = misfit(sample, schema)
+            error = None if found is None else _failed(called, block, row, found.told(OF_RESULTS))
         if error is None:
             kept.append(number)
         elif on_error == "raise":
@@ -450,18 +449,13 @@ class MapBlocks(ByBlock[Block]):
         out = given
         if not out.num_rows:
             return EMPTY
-        if unknown := [name for name in out.schema.names if name not in schema.names]:
-            raise self._error(
-                block, f"it returned a column {unknown[0]!r} that its first rows have not; return it always"
-            )
         try:
-            out = fitted(out, schema)
-        except pa.ArrowException:
-            name, _ = first_misfit(out, schema)
-            wanted, found = (type_name(one.field(name).type) for one in (schema, out.schema))
-            raise self._error(
-                block, f"column {name!r} is {wanted} in its first rows but {found} here; return one type always"
-            ) from None
+            out = conform(out, schema)
+        except MisfitError as error:
+            words = f"column {error.column!r} is {error.wanted} in its first rows but {error.found} here; return one type always"
+            if error.wanted is None:
+                words = f"it returned a column {error.column!r} that its first rows have not; return it always"
+            raise self._error(block, words) from None
         return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
 
     def types_of(self, given: Sequence[Block]) -> tuple[pa.Schema, bool]:

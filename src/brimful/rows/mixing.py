@@ -22,9 +22,9 @@ from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
 from brimful.plan.schedule import Schedule, Segment, check, owed_after, segments_of
 from brimful.rows.buffer import Cursor
 from brimful.rows.functions import Typed
-from brimful.tables.blocks import Block, visible
+from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal, union_of
-from brimful.tables.ragged import EMPTY, array_of, concat, token_counts
+from brimful.tables.ragged import EMPTY, array_of, token_counts
 from brimful.tables.schema import as_text, from_text
 
 

@@ -18,9 +18,8 @@ from brimful.plan.errors import StageError, check_count, one_of
 from brimful.plan.once import once
 from brimful.rows.buffer import Rebatch
 from brimful.rows.pace import Pace
-from brimful.tables.blocks import Block, rows_at
+from brimful.tables.blocks import Block, concat, rows_at
 from brimful.tables.origins import where
-from brimful.tables.ragged import concat
 
 T = TypeVar("T")
 Made = TypeVar("Made")

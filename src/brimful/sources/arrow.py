@@ -12,10 +12,9 @@ from typing import Any, Final, NamedTuple, final
 import pyarrow as pa
 
 from brimful.plan.errors import DataError
-from brimful.sources.bytes import Bytes
+from brimful.sources.bytes import Bytes, PrefetchedFile, RandomAccessFile
 from brimful.sources.columnar import ColumnarFormat, ColumnarRows, Unit
-from brimful.sources.format import Position, ShardReader, Wanted
-from brimful.sources.prefetched import PrefetchedFile, RandomAccessFile
+from brimful.sources.format import Position, ReadRequest, ShardReader
 from brimful.tables.plain import any_part
 
 _MAGIC: Final = b"ARROW1"
@@ -42,8 +41,8 @@ class Arrow(ColumnarFormat):
         messages = Messages(file)
         return messages.schema if any(message.rows for message in messages.read(messages.first)) else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        return ArrowRows(file, wanted)
+    def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
+        return ArrowRows(file, request)
 
 
 class Message(NamedTuple):
@@ -73,7 +72,7 @@ class Messages:
 
     def __init__(self, file: PrefetchedFile) -> None:
         self._file, self._end, self._footer = file, file.size, False
-        head = bytes(file.bytes(0, 8))
+        head = bytes(file.bytes_at(0, 8))
         if not head:
             raise DataError("a file of 0 bytes is no Arrow file; the shard is damaged")
         if head.startswith(b"FEA1"):
@@ -81,7 +80,7 @@ class Messages:
         begin = 0
         if head.startswith(_MAGIC):
             begin = len(head)
-            tail = bytes(file.bytes(max(begin, file.size - _TAIL.size), _TAIL.size))
+            tail = bytes(file.bytes_at(max(begin, file.size - _TAIL.size), _TAIL.size))
             size = _TAIL.unpack(tail)[0] if len(tail) == _TAIL.size and tail.endswith(_MAGIC) else -1
             self._footer = 0 <= size <= file.size - begin - _TAIL.size
             self._end -= (_TAIL.size + size) * self._footer
@@ -90,15 +89,15 @@ class Messages:
 
     def _schema(self, begin: int) -> tuple[bytes, int]:
         """The message that has the schema, and where it ends. (polars writes it to files without its head.)"""
-        if self._footer and bytes(self._file.bytes(begin, 4)) != _HEAD.pack(_MARK, 0)[:4]:
+        if self._footer and bytes(self._file.bytes_at(begin, 4)) != _HEAD.pack(_MARK, 0)[:4]:
             end = min(self._in_footer(2) + self._in_footer(3), default=self._end - _HEAD.size)
             if not begin <= end <= begin + self._file.size - self._end + _ALIGNED:
                 raise DataError(f"no message begins at byte {begin:,}, where one should; the shard is damaged")
-            return _HEAD.pack(_MARK, end - begin) + bytes(self._file.bytes(begin, end - begin)), end
+            return _HEAD.pack(_MARK, end - begin) + bytes(self._file.bytes_at(begin, end - begin)), end
         message = self.at(begin)
         if message is None:
             raise DataError("it has no schema; the shard is damaged")
-        return bytes(self._file.bytes(begin, message.end - begin)), message.end
+        return bytes(self._file.bytes_at(begin, message.end - begin)), message.end
 
     @property
     def dictionaries(self) -> list[int] | None:
@@ -107,7 +106,7 @@ class Messages:
 
     def _in_footer(self, number: int) -> list[int]:
         """Where the messages begin that a field of the footer lists."""
-        footer = self._file.bytes(self._end, self._file.size - self._end - _TAIL.size)
+        footer = self._file.bytes_at(self._end, self._file.size - self._end - _TAIL.size)
         place = _field(footer, _table(footer, 0), number)
         if place is None:
             return []
@@ -129,14 +128,14 @@ class Messages:
             raise DataError("it ends without the mark of its end: its writer was stopped, or it was cut off")
         if begin > self._end - _HEAD.size:
             raise DataError(f"it ends at byte {self._end:,}, within a message: it was cut off")
-        mark, size = _HEAD.unpack(self._file.bytes(begin, _HEAD.size))
+        mark, size = _HEAD.unpack(self._file.bytes_at(begin, _HEAD.size))
         body = begin + _HEAD.size + size
         if mark != _MARK or not 0 <= size <= self._end - begin - _HEAD.size:
             raise DataError(f"no message begins at byte {begin:,}, where one should; the shard is damaged")
         if not size:
             self._check_rest(begin + _HEAD.size)
             return None
-        data = self._file.bytes(begin + _HEAD.size, size)
+        data = self._file.bytes_at(begin + _HEAD.size, size)
         top = _table(data, 0)
         (kind,) = struct.unpack_from("<B", data, _field(data, top, 1) or 0)
         where, length = _field(data, top, 2), _field(data, top, 3)
@@ -155,7 +154,7 @@ class Messages:
 
     def _check_rest(self, end: int) -> None:
         """Only zeros may follow the mark of the end: anything else could be rows."""
-        rest = bytes(self._file.bytes(end, min(_ALIGNED, self._end - end)))
+        rest = bytes(self._file.bytes_at(end, min(_ALIGNED, self._end - end)))
         if any(rest) or end + len(rest) < self._end:
             raise DataError(f"{self._end - end:,} bytes follow the mark of its end; the shard is damaged")
 
@@ -234,9 +233,9 @@ class _Followed(RandomAccessFile):
         self._file, self._tail = file, memoryview(tail)
         self.size = file.size + len(tail)
 
-    def bytes(self, first: int, count: int) -> memoryview:
+    def bytes_at(self, first: int, count: int) -> memoryview:
         behind = first - self._file.size
-        return self._tail[behind : behind + count] if behind >= 0 else self._file.bytes(first, count)
+        return self._tail[behind : behind + count] if behind >= 0 else self._file.bytes_at(first, count)
 
 
 class _InTurn:
@@ -253,7 +252,7 @@ class _InTurn:
         )
 
     def put(self, message: Message) -> None:
-        self._parts.append(self._file.bytes(message.begin, message.end - message.begin))
+        self._parts.append(self._file.bytes_at(message.begin, message.end - message.begin))
 
     def batch(self, message: Message) -> pa.RecordBatch:
         self.put(message)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from types import NoneType
-from typing import Any, Final, NamedTuple, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,10 @@ import pyarrow as pa
 from brimful.core.counters import OnError
 from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import BAD_RECORDS, Format, Parsed, ShardReader, Wanted, good_rows, halved
+from brimful.sources.format import BAD_RECORDS, Format, ReadRequest, SampleParser, ShardReader, good_rows
 from brimful.sources.forward import BUFFER_BYTES, RECORD_BYTES, Forward, ForwardReader, Records
-from brimful.tables.blocks import Block, Sample
-from brimful.tables.schema import SAMPLE_ROWS, UNFIT, block_of, fitting, infer, misfit
+from brimful.tables.blocks import Sample
+from brimful.tables.schema import SAMPLE_ROWS, infer
 
 _SCALARS: Final = frozenset({str, bytes, int, float, bool, NoneType, date})
 _SHARED: Final = (28, 29)
@@ -51,8 +51,10 @@ class Cbor(Format):
         rows = good_rows(_samples(file), SAMPLE_ROWS, on_error)
         return infer(rows, columns, where) if rows else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        return ForwardReader(file, wanted, _items_of(file, wanted.at[0]), _Rows(wanted).parse)
+    def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
+        parser = SampleParser(request.schema, request.closed, request.on_error)
+        items = _items_of(file, request.at[0])
+        return ForwardReader(file, request, items, lambda some: parser.rows(dict(enumerate(some.data))))
 
 
 Item: TypeAlias = Sample | str
@@ -63,38 +65,6 @@ def _samples(file: Bytes) -> Iterator[Sample | None]:
     with suppress(DataError):
         for items in _items_of(file, 0):
             yield from (None if isinstance(item, str) else item for item in items.data)
-
-
-class _Rows(NamedTuple):
-    """The rows of items."""
-
-    wanted: Wanted
-
-    def parse(self, items: Records[list[Item]]) -> Parsed:
-        every, schema, on_error = dict(enumerate(items.data)), self.wanted.schema, self.wanted.on_error
-        return halved(every, schema, self._block, UNFIT, self._reason, _why_none, on_error)
-
-    def _block(self, samples: Sequence[Any]) -> Block:
-        schema, closed = self.wanted.schema, self.wanted.closed
-        block = fitting(samples, schema) if closed else block_of(samples, schema)
-        if block is None or _null_where_none_may_be(block):
-            raise pa.ArrowInvalid("a sample does not fit")
-        return block
-
-    def _reason(self, sample: Any) -> str:
-        if message := misfit(sample, self.wanted.schema, self.wanted.closed):
-            return message
-        name = _null_where_none_may_be(block_of([sample], self.wanted.schema))
-        return f"column {name!r} is null here, which the schema does not allow"
-
-
-def _why_none(_: int, item: Item) -> str | None:
-    return item if isinstance(item, str) else None
-
-
-def _null_where_none_may_be(block: Block) -> str | None:
-    fields = (field.name for field in block.schema if not field.nullable and block.column(field.name).null_count)
-    return next(fields, None)
 
 
 def _items_of(file: Bytes, at: int) -> Iterator[Records[list[Item]]]:

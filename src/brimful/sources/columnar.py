@@ -6,8 +6,9 @@ import io
 import re
 import struct
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,13 +17,12 @@ from numpy.typing import NDArray
 
 from brimful.core.counters import OnError
 from brimful.plan.errors import DataError, StateError
-from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format, Parsed, Piece, Position, ShardReader, bisected
-from brimful.sources.prefetched import PrefetchedFile
+from brimful.sources.bytes import Bytes, PrefetchedFile
+from brimful.sources.format import Format, Parsed, Piece, Position, RecordParser, ShardReader, parse_by_halves
 from brimful.tables.blocks import Block
-from brimful.tables.plain import as_plain, inside, plain
-from brimful.tables.ragged import EMPTY, array_of, concat
-from brimful.tables.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, settled, type_name
+from brimful.tables.plain import inside, plain, without_extensions
+from brimful.tables.ragged import EMPTY, array_of
+from brimful.tables.schema import UNFIT, UNKNOWN, MisfitError, conform, fits, settled, type_name
 
 ROWS: Final = 4096
 BUFFER_BYTES: Final = 1 << 20
@@ -36,9 +36,6 @@ class ColumnarFormat(Format):
     compressed = False
     unit = "row"
     start: Position = (0, 0, 0, 0)
-
-    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
-        pass
 
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         try:
@@ -97,16 +94,18 @@ class ColumnarRows(ShardReader):
             raise found from (error.__cause__ if found is error else error)
 
     def _all(self) -> Iterator[Piece]:
-        schema, found = self._wanted.schema, self.begin(PrefetchedFile(self._file))
+        schema, found = self._request.schema, self.begin(PrefetchedFile(self._file))
         names = [name for name in schema.names if name in found.names]
-        columns: ColumnCaster | None = None
+        checked = False
         _, place, skip, saved = self.at
         reached = not skip
         for unit in self.units(names, self.at):
             if unit is None or not unit.batch.num_rows:
                 yield _nothing(self.at)
                 continue
-            columns = columns or ColumnCaster(found, schema, self._wanted.closed)  # a shard without rows may have any
+            if not checked:  # a shard without rows may have any columns
+                _check_columns(found, schema, self._request.closed)
+                checked = True
             rows = unit.batch.num_rows
             before = 0 if reached else skip - unit.first
             if not reached and (unit.place != place or (before >= rows and unit.after is not None)):
@@ -115,15 +114,20 @@ class ColumnarRows(ShardReader):
                 yield _nothing(self.at)
                 continue
             reached = True
-            bad = faults(unit.batch)  # before anything is asked of it that damage would make a crash
+            bad = damaged_rows(unit.batch)  # before anything is asked of it that damage would make a crash
             size = unit.batch.nbytes
             passed, number = self.at[0] - size * before // rows, self.at[-1] - before
             step = max(1, min(ROWS, rows * BUFFER_BYTES // max(1, size)))
             for first in range(before, rows, step):
                 piece = unit.batch.slice(first, step)
+                with suppress(*UNFIT):  # of one row, which is found below
+                    piece = without_extensions(piece)
                 errors = {row - first: bad[row] for row in bad if first <= row < first + piece.num_rows}
                 done = first + 1 + np.arange(piece.num_rows)
-                yield columns.parsed(piece, errors), _positions(unit, done, passed, size, number)
+                yield (
+                    ColumnParser(piece, errors, schema, self._request.on_error).parsed(),
+                    _positions(unit, done, passed, size, number),
+                )
         if not reached:
             raise StateError(f"this state was saved after {saved:,} rows, and the shard has fewer: it was edited")
         self._file.seek(0, io.SEEK_END)
@@ -168,71 +172,53 @@ def _positions(unit: Unit, done: NDArray[np.int64], passed: int, size: int, numb
 # -- the columns of a shard in the types that are wanted -----------------------------------------------------------------
 
 
-class ColumnCaster:
-    """The columns of a shard in the types of a schema; those that it does not have are null.
+def _check_columns(found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
+    """Refuses a shard for its columns.
 
     Raises:
         DataError: a column is not in the schema (where this is `closed`), is there twice, or is of another kind.
     """
+    for field in plain_schema(found if closed else pa.schema([field for field in found if field.name in schema.names])):
+        if field.name not in schema.names:
+            raise DataError(
+                f"column {field.name!r} is not in the schema ({', '.join(schema.names)}). Without schema=, the first shard "
+                f"decides it; {UNKNOWN}"
+            )
+        given, wanted = found.field(field.name).type, schema.field(field.name).type
+        if not fits(field.type, wanted):
+            raise DataError(MisfitError(field.name, type_name(given), type_name(wanted)).told())
 
-    def __init__(self, found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
-        self._schema = schema
-        plain = plain_schema(found if closed else pa.schema([field for field in found if field.name in schema.names]))
-        for field in plain:
-            if field.name not in schema.names:
+
+@dataclass(frozen=True)
+class ColumnParser(RecordParser[int]):
+    """The rows of a batch of a shard, by their numbers, in the types of a schema; `bad`: what is wrong with some of them."""
+
+    batch: Block
+    bad: dict[int, str]
+    schema: pa.Schema
+    on_error: OnError
+    refused = (MisfitError,)
+
+    def parsed(self) -> Parsed:
+        every = range(self.batch.num_rows)
+        if not self.bad:
+            with suppress(MisfitError):  # of one row, which is found below
+                return Parsed(self.block(every), np.array(every), [])
+        return self.rows(dict(enumerate(every)))
+
+    def block(self, records: Sequence[int]) -> Block:
+        some = len(records) < self.batch.num_rows
+        try:
+            return conform(self.batch.take(pa.array(records, pa.int64())) if some else self.batch, self.schema)
+        except MisfitError as error:
+            if isinstance(error.__cause__, NotImplementedError):
                 raise DataError(
-                    f"column {field.name!r} is not in the schema ({', '.join(schema.names)}). Without schema=, the first shard "
-                    f"decides it; {UNKNOWN}"
-                )
-            if not fits(field.type, schema.field(field.name).type):
-                raise DataError(self._unfit(field.name, found))
-        self._found, self._plain = found, plain
-
-    def parsed(self, batch: Block, bad: dict[int, str]) -> Parsed:
-        """The rows of a batch of the shard; `bad`: what is wrong with some of them."""
-        with suppress(*UNFIT):  # of one row, which is found below
-            batch = self._in_plain_types(batch)
-
-        def fitted_rows(rows: NDArray[np.int64]) -> Block:
-            return self._block(batch if len(rows) == batch.num_rows else batch.take(array_of(rows)))
-
-        blocks, refused = bisected(_without(batch.num_rows, bad), fitted_rows, UNFIT)
-        errors = bad | {row: self._reason(batch.take(pa.array([row])), error) for row, error in refused.items()}
-        good = _without(batch.num_rows, errors)
-        block = concat(blocks) if self._schema.names else batch.select([]).slice(0, len(good))
-        return Parsed(block, good, sorted(errors.items()))
-
-    def _block(self, batch: Block) -> Block:
-        return fitted(self._in_plain_types(batch), self._schema)
-
-    def _in_plain_types(self, batch: Block) -> Block:
-        fields, arrays = [self._plain.field(name) for name in batch.schema.names], []
-        for field, array in zip(fields, batch.columns):
-            try:
-                arrays.append(as_plain(array, field.type))
-            except NotImplementedError as error:
-                raise DataError(
-                    f"column {field.name!r} is {type_name(array.type)}, which cannot be read; {_LEAVE_OUT}"
+                    f"column {error.column!r} is {error.found}, which cannot be read; {_LEAVE_OUT}"
                 ) from error
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
+            raise
 
-    def _reason(self, row: Block, error: Exception) -> str:
-        for name in row.schema.names:
-            try:
-                self._block(row.select([name]))
-            except UNFIT as found:
-                return self._unfit(name, row.schema, str(found))
-        return str(error)
-
-    def _unfit(self, name: str, found: pa.Schema, why: str = "") -> str:
-        wanted, given = (type_name(one.field(name).type) for one in (self._schema, found))
-        kinds = f"column {name!r} is {wanted} by the schema but {given}"
-        return f"{kinds} here{why and f' ({why})'}; {OF_FILES}"
-
-
-def _without(rows: int, bad: dict[int, str]) -> NDArray[np.int64]:
-    every = np.arange(rows)
-    return np.delete(every, list(bad)) if bad else every
+    def known(self, record: int) -> str | None:
+        return self.bad.get(record)
 
 
 def schema_of(found: pa.Schema, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
@@ -273,7 +259,7 @@ def plain_schema(found: pa.Schema) -> pa.Schema:
 # -- damage --------------------------------------------------------------------------------------------------------------
 
 
-def faults(batch: pa.RecordBatch) -> dict[int, str]:
+def damaged_rows(batch: pa.RecordBatch) -> dict[int, str]:
     """Rows of a batch that are damaged, and why: texts that are no UTF-8, mostly.
 
     Raises:
@@ -292,7 +278,7 @@ def faults(batch: pa.RecordBatch) -> dict[int, str]:
     def validate(rows: NDArray[np.int64]) -> None:
         batch.take(array_of(rows)).validate(full=True)  # a slice would share with others what lies inside of a list
 
-    _, wrong = bisected(np.arange(batch.num_rows), validate, (pa.ArrowInvalid,))
+    _, wrong = parse_by_halves(np.arange(batch.num_rows), validate, (pa.ArrowInvalid,))
     return {row: str(error).removesuffix(" at string index 0") for row, error in wrong.items()}
 
 

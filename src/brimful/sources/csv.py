@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from brimful.core.counters import OnError
 from brimful.plan.errors import DataError
 from brimful.sources.bytes import READ_BYTES, Bytes
-from brimful.sources.format import BAD_RECORDS, Format, Parsed, ShardReader, Wanted, good_rows, halved
+from brimful.sources.format import BAD_RECORDS, Format, Parsed, ReadRequest, RecordParser, ShardReader, good_rows
 from brimful.sources.forward import BUFFER_BYTES, Forward, ForwardReader, Records, split
 from brimful.tables.blocks import Block
-from brimful.tables.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, block_of, may_be_rounded, type_name
+from brimful.tables.schema import SAMPLE_ROWS, UNKNOWN, MisfitError, conform_rows, may_be_rounded, type_name
 
 RECORD_BYTES: Final = 1 << 24
 """A record that has newlines is not longer: so much is looked through for the end of a quoted field, and held meanwhile."""
@@ -205,7 +205,6 @@ _REMEDIES: Final = {
 }
 _SHOWN: Final = 40
 _Types: TypeAlias = dict[str, pa.DataType | None]
-_REFUSED: Final = (pa.ArrowException, ValueError, OverflowError)
 
 
 @final
@@ -254,24 +253,24 @@ class Delimited(Format):
             raise DataError(f"{where}: {_lacking(lacking[0], names)}")
         return _inferred(texts, names, columns or names, self._delimiter)
 
-    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        shard = _Shard(file, wanted, self._delimiter)
-        return ForwardReader(file, wanted, shard.records(), shard.rows)
+    def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
+        shard = _Shard(file, request, self._delimiter)
+        return ForwardReader(file, request, shard.records(), shard.rows)
 
 
 class _Shard:
     """The records of one shard, and their rows, which its header names the columns of."""
 
-    def __init__(self, file: Bytes, wanted: Wanted, delimiter: str) -> None:
-        self._ahead, self._wanted, self._delimiter = Forward(file), wanted, delimiter
+    def __init__(self, file: Bytes, request: ReadRequest, delimiter: str) -> None:
+        self._ahead, self._request, self._delimiter = Forward(file), request, delimiter
         self._header = b"", 0
         self._rows: RecordRows | None = None
 
     def records(self) -> Iterator[Records[CsvText]]:
         """From the beginning on the header is the first, as one that has no rows."""
         self._header = header_of(self._ahead, self._delimiter)
-        if any(self._wanted.at):
-            self._ahead.pass_newline(self._wanted.at[0], b"\n", b"\r")
+        if any(self._request.at):
+            self._ahead.pass_newline(self._request.at[0], b"\n", b"\r")
         else:
             no_rows = CsvText(b"", np.empty(0, dtype=np.int64))
             yield Records(0, no_rows, np.array([self._ahead.offset]), np.array([self._header[1]]))
@@ -280,19 +279,19 @@ class _Shard:
     def rows(self, records: Records[CsvText]) -> Parsed:
         if records.data.unclosed is not None or not len(records.data.filled):  # one without rows may have any header
             errors = [] if records.data.unclosed is None else [(0, records.data.unclosed)]
-            return Parsed(block_of([], self._wanted.schema), np.empty(0, dtype=np.int64), errors)
+            return Parsed(conform_rows([], self._request.schema), np.empty(0, dtype=np.int64), errors)
         self._rows = self._rows or self._under_header()
         parsed = self._rows.parse(records)
-        if len(parsed.records) and self._rows.schema is not self._wanted.schema:
-            place = self._wanted.place(self._header[1])
+        if len(parsed.records) and self._rows.schema is not self._request.schema:
+            place = self._request.place(self._header[1])
             raise DataError(f"{place}: no row was good when the columns were looked for, and one is now; begin anew")
         return parsed
 
     def _under_header(self) -> RecordRows:
-        (text, lines), schema, closed = self._header, self._wanted.schema, self._wanted.closed
+        (text, lines), schema, closed = self._header, self._request.schema, self._request.closed
         try:
             names = _names(text, self._delimiter)
-            if closed and self._wanted.inferred and not schema.names:  # no row was good, and each says why
+            if closed and self._request.inferred and not schema.names:  # no row was good, and each says why
                 schema = _texts(names)
             if lacking := [name for name in schema.names if name not in names]:
                 raise DataError(_lacking(lacking[0], names))
@@ -303,15 +302,15 @@ class _Shard:
                 )
         except DataError as error:
             before = lines - max(1, text.count(b"\n"))
-            raise DataError(f"{self._wanted.place(before)}: {error}") from error
-        return RecordRows(names, schema, self._delimiter, self._wanted.inferred, self._wanted.on_error)
+            raise DataError(f"{self._request.place(before)}: {error}") from error
+        return RecordRows(names, schema, self._delimiter, self._request.inferred, self._request.on_error)
 
 
 @dataclass(frozen=True)
-class RecordRows:
+class RecordRows(RecordParser[bytes]):
     """Parses records under a header to one schema, whose columns are all in it.
 
-    What a record gives does not depend on the records around it: it is Arrow that reads it in any case.
+    It is Arrow that reads each record in any case.
 
     Args:
         inferred: whether the types are those of the first rows.
@@ -327,33 +326,29 @@ class RecordRows:
         """Never raises for what a record holds, but says which gave no row."""
         text, filled = records.data.text, records.data.filled
         if self.schema.names:
-            with suppress(*_REFUSED):
+            with suppress(*self.refused):
                 return Parsed(self._block(text, len(filled)), filled, [])
         every = split(text, records.ends)
-        return self.parsed({number: every[number] for number in filled.tolist()})
+        return self.rows({number: every[number] for number in filled.tolist()})
 
-    def parsed(self, texts: dict[int, bytes]) -> Parsed:
-        """As `parse`, of the records by their numbers."""
-        return halved(texts, self.schema, self._joined, _REFUSED, self._reason, self._miscounted, self.on_error)
-
-    def _joined(self, texts: Sequence[bytes]) -> Block:
-        return self._block(b"".join(texts), len(texts))
+    def block(self, records: Sequence[bytes]) -> Block:
+        return self._block(b"".join(records), len(records))
 
     def _block(self, data: bytes, rows: int) -> Block:
         """The rows of so many records.
 
         Raises:
-            Exception: one of _REFUSED, where one is bad.
+            Exception: one of `refused`, where one is bad.
         """
         if not rows:
-            return block_of([], self.schema)
+            return conform_rows([], self.schema)
         table = self.read(data)
         if table.num_rows != rows or self._odd(data) or self._beyond(table, data):
             raise ValueError("a record is several rows, or has a number that Arrow would change")
         if any(not field.nullable and table.column(field.name).null_count for field in self.schema):
             raise ValueError("a column is null that may not be")
         columns = [table.column(field.name).combine_chunks() for field in self.schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else block_of([], self.schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else conform_rows([], self.schema)
 
     def read(self, data: bytes) -> pa.Table:
         types = {field.name: field.type for field in self.schema} or {self.names[0]: None}  # Arrow takes none for all
@@ -379,9 +374,9 @@ class RecordRows:
         texts = self._as_texts(data, [field.name for field in odd])
         return any(_changed(table.column(field.name), texts.column(field.name)) for field in odd)
 
-    def _miscounted(self, number: int, text: bytes) -> str | None:
+    def known(self, record: bytes) -> str | None:
         """Why a record has too few or too many fields, the most frequent fault; None where it has as many as the header."""
-        count = len(fields(text, self.delimiter))
+        count = len(fields(record, self.delimiter))
         if count == len(self.names):
             return None
         return (
@@ -389,15 +384,14 @@ class RecordRows:
             "quote fields that hold a delimiter"
         )
 
-    def _reason(self, text: bytes) -> str:
-        """Why a record alone is refused."""
-        values = fields(text, self.delimiter)
+    def reason(self, record: bytes, error: Exception) -> str:
+        values = fields(record, self.delimiter)
         for field in self.schema:
             value = values[self.names.index(field.name)]
             alone = RecordRows((field.name,), pa.schema([field]), self.delimiter, self.inferred)
             try:
-                alone._block(b'"' + value.replace(b'"', b'""') + b'"', 1)
-            except _REFUSED:
+                alone.block([b'"' + value.replace(b'"', b'""') + b'"'])
+            except self.refused:
                 return _unfit(field, value)
         return "Arrow does not take this record"
 
@@ -443,9 +437,9 @@ def _unfit(field: pa.Field, value: bytes) -> str:
     except UnicodeDecodeError as error:
         return f"invalid UTF-8: byte 0x{value[error.start]:02x} at byte {error.start:,} of column {field.name!r}"
     if text in NULLS and not field.nullable:
-        return f"column {field.name!r} is null here, which the schema does not allow"
+        return MisfitError(field.name, "null", f"{type_name(field.type)} not null").told()
     shown = repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
-    return f"column {field.name!r} is {type_name(field.type)} by the schema but {shown} here; {OF_FILES}"
+    return MisfitError(field.name, shown, type_name(field.type)).told()
 
 
 def _read(data: bytes, names: Sequence[str], types: _Types, delimiter: str, words_only: bool = False) -> pa.Table:
@@ -503,7 +497,7 @@ def _good_texts(
             every, filled = split(records.data.text, records.ends), records.data.filled.tolist()
             for first in range(0, len(filled), BAD_RECORDS):  # which may be the end of it
                 texts = {number: every[number] for number in filled[first : first + BAD_RECORDS]}
-                good = set(rows.parsed(texts).records.tolist())
+                good = set(rows.rows(texts).records.tolist())
                 yield from (text if number in good else None for number, text in texts.items())
 
 

@@ -22,7 +22,7 @@ from brimful.plan import random
 from brimful.plan.errors import DataError, StateError, check_bool, check_count, counted, logger, one_of
 from brimful.plan.once import once
 from brimful.sources.compressed import COMPRESSIONS
-from brimful.sources.format import Format, Position, ShardReader, Wanted
+from brimful.sources.format import Format, Position, ReadRequest, ShardReader
 from brimful.sources.formats import FORMATS, format_of
 from brimful.sources.function_format import FunctionFormat, ShardFunction
 from brimful.sources.rotation import OpenShard, Rotation, arrived
@@ -191,8 +191,8 @@ class FromFiles(Stage[Block]):
         """The rows of a shard from a position on; `name`: what messages call it."""
         form = self._format(shard)
         closed = self.columns is None
-        wanted = Wanted(name, form.unit, at, self._schema, closed, self.on_error, self._of_first_rows)
-        return form.open(self.urls.open(shard), wanted)
+        request = ReadRequest(name, form.unit, at, self._schema, closed, self.on_error, self._of_first_rows)
+        return form.open(self.urls.open(shard), request)
 
     def unit(self, shard: Shard) -> str:
         """The word for a record of a shard in messages."""

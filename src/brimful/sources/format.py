@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar, final
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from brimful.core.counters import SKIPPED, OnError, count, skipped
 from brimful.plan.errors import DataError, StageError, StateError, logger
 from brimful.sources.bytes import Bytes
-from brimful.tables.blocks import Block
+from brimful.tables.blocks import Block, Sample, concat
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import concat, with_column
-from brimful.tables.schema import block_of
+from brimful.tables.ragged import EMPTY, with_column
+from brimful.tables.schema import MisfitError, conform_rows
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,30 +29,26 @@ before it, as a rule in bytes (of the decompressed shard): blocks are cut by it.
 before it: a record may have several."""
 
 
-class PlacedRows(NamedTuple):
+class RowsAt(NamedTuple):
     """Rows of a shard, and the position after each, int64 (n, k).
 
     Args:
+        skipped: how many bad records lie between each row and the one before it, int64 (n,). A resume at a row has those after
+            it read again, so that they are counted when their row is taken.
         ends: where stages have run over the rows: how many rows of the block they have become up to each of them, int64 (n,);
             None: one each.
-        skipped: how many bad records lie between each row and the one before it, int64 (n,); None: nowhere any. A resume at a
-            row has those after it read again, so that they are counted when their row is taken.
     """
 
     block: Block
     positions: NDArray[np.int64]
+    skipped: NDArray[np.int64]
     ends: NDArray[np.int64] | None = None
-    skipped: NDArray[np.int64] | None = None
 
     @property
     def num_rows(self) -> int:
         return len(self.positions)
 
-    @property
-    def num_skipped(self) -> int:
-        return 0 if self.skipped is None else int(self.skipped.sum())
-
-    def split(self, rows: int) -> tuple[PlacedRows, PlacedRows]:
+    def split(self, rows: int) -> tuple[RowsAt, RowsAt]:
         """The first of them, and the others."""
         if self.ends is None:
             cut, first, rest = rows, None, None
@@ -60,28 +56,28 @@ class PlacedRows(NamedTuple):
             cut = int(self.ends[rows - 1]) if rows else 0
             first, rest = self.ends[:rows], self.ends[rows:] - cut
         block, positions, skipped = self.block, self.positions, self.skipped
-        bad = (None, None) if skipped is None else (skipped[:rows], skipped[rows:])
         return (
-            PlacedRows(block.slice(0, cut), positions[:rows], first, bad[0]),
-            PlacedRows(block.slice(cut), positions[rows:], rest, bad[1]),
+            RowsAt(block.slice(0, cut), positions[:rows], skipped[:rows], first),
+            RowsAt(block.slice(cut), positions[rows:], skipped[rows:], rest),
         )
 
-    def then(self, more: PlacedRows) -> PlacedRows:
+    def then(self, more: RowsAt) -> RowsAt:
         """These and those after them."""
         if not self.num_rows:
             return more
         ends = None
         if self.ends is not None and more.ends is not None:
             ends = np.concatenate((self.ends, more.ends + self.block.num_rows))
-        positions = np.concatenate((self.positions, more.positions)) if more.num_rows else self.positions
-        skipped = None
-        if self.skipped is not None or more.skipped is not None:
-            parts = (np.zeros(one.num_rows, np.int64) if one.skipped is None else one.skipped for one in (self, more))
-            skipped = np.concatenate([*parts])
-        return PlacedRows(concat([self.block, more.block]), positions, ends, skipped)
+        positions, skipped = map(np.concatenate, zip(self[1:3], more[1:3]))
+        return RowsAt(concat([self.block, more.block]), positions, skipped, ends)
 
 
-class Wanted(NamedTuple):
+def no_rows(at: Position) -> RowsAt:
+    """None, before the first of a shard."""
+    return RowsAt(EMPTY, np.empty((0, len(at)), np.int64), np.empty(0, np.int64))
+
+
+class ReadRequest(NamedTuple):
     """The part of a shard to read.
 
     Args:
@@ -126,9 +122,9 @@ Piece: TypeAlias = tuple[Parsed, NDArray[np.int64]]
 class ShardReader(ABC):
     """Abstract: reads rows from a position on. A bad record is an error after the rows before it, or is skipped."""
 
-    def __init__(self, file: Bytes, wanted: Wanted) -> None:
-        self.at: Position = wanted.at
-        self._file, self._wanted = file, wanted
+    def __init__(self, file: Bytes, request: ReadRequest) -> None:
+        self.at: Position = request.at
+        self._file, self._request = file, request
         self._read = self._placed()
 
     def close(self) -> None:
@@ -143,40 +139,39 @@ class ShardReader(ABC):
             DataError, StageError: nothing more can be had of this shard; with the place.
         """
 
-    def read(self) -> PlacedRows | None:
+    def read(self) -> RowsAt | None:
         """The next rows, perhaps none; None at the end, and after an error."""
         return next(self._read, None)
 
-    def _placed(self) -> Generator[PlacedRows, None, None]:
+    def _placed(self) -> Generator[RowsAt, None, None]:
         bad_before = 0  # the next row
         try:
             for parsed, positions in self.pieces():
                 records, end = parsed.records, len(positions)
                 failure: Exception | None = None
                 before = np.concatenate((self.at[-1:], positions[:-1, -1]))
-                stops = self._wanted.on_error == "raise" or bool(parsed.errors and self._changed())
-                left_out = []
+                stops = self._request.on_error == "raise" or bool(parsed.errors and self._changed())
+                left_out: list[int] = []
                 for record, message in parsed.errors:
-                    bad = DataError(f"{self._wanted.place(int(before[record]))}: {message}")
+                    bad = DataError(f"{self._request.place(int(before[record]))}: {message}")
                     if stops:
                         failure, records, end = bad, records[records < record], record
                         break
                     logger.warning(SKIPPED, bad)
                     left_out.append(record)
-                bad_rows = None
-                if left_out or (bad_before and len(records)):
-                    until = np.searchsorted(left_out, records) + bad_before
-                    bad_rows = np.diff(until, prepend=0)
+                bad_rows = np.zeros(len(records), np.int64)
+                if left_out or bad_before:
+                    bad_rows = np.diff(np.searchsorted(left_out, records) + bad_before, prepend=0)
                     bad_before += len(left_out) - int(bad_rows.sum())
-                origin = origins(f"shard {self._wanted.name}", before[records] + 1, self._wanted.unit)
+                origin = origins(f"shard {self._request.name}", before[records] + 1, self._request.unit)
                 block = with_column(parsed.block.slice(0, len(records)), ORIGIN, origin)
                 self.at = tuple(positions[end - 1].tolist()) if end else self.at
-                yield PlacedRows(block, positions[records], skipped=bad_rows)
+                yield RowsAt(block, positions[records], bad_rows)
                 if failure is not None:
                     raise failure
         except (DataError, StageError) as error:
             found = self._changed() or error
-            if self._wanted.on_error == "raise":
+            if self._request.on_error == "raise":
                 raise found from (error.__cause__ if found is error else error)
             skipped(type(found)(f"{found}; all that follows in this shard is left out with it"))
             count("skipped_shards", 1)
@@ -195,7 +190,7 @@ class ShardReader(ABC):
 
     def place(self) -> str:
         """Where the next record is, in words."""
-        return self._wanted.place(self.at[-1])
+        return self._request.place(self.at[-1])
 
     def located(self, error: Exception) -> Exception:
         """An error of reading the file, with the place. A fault of the store, which says nothing about the data, is no
@@ -206,7 +201,7 @@ class ShardReader(ABC):
 
 
 class Format(ABC):
-    """Abstract: one kind of shard. A file of its own each, and an entry in `formats.FORMATS`.
+    """Abstract: one kind of shard. A file of its own each, given to `formats.register`.
 
     Args:
         name: what `format=` calls it.
@@ -224,8 +219,7 @@ class Format(ABC):
     start: Position = (0, 0)
     schema: pa.Schema | None = None
 
-    @abstractmethod
-    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
+    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:  # noqa: B027
         """Refuses what a user has set and does not apply.
 
         Raises:
@@ -244,7 +238,7 @@ class Format(ABC):
         """
 
     @abstractmethod
-    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
+    def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
         """The rows from a position on. Called in the thread that reads; nothing is read before the reader is asked."""
 
 
@@ -271,7 +265,7 @@ def good_rows(records: Iterable[T | None], rows: int, on_error: OnError) -> list
     return found
 
 
-def bisected(
+def parse_by_halves(
     numbers: Any, parse: Callable[[Any], R], refused: Errors, on_error: OnError = "skip"
 ) -> tuple[list[R], dict[int, Exception]]:
     """The results of `parse` for records by their numbers, in order, in as few parts as it takes; and the errors of the records
@@ -284,7 +278,7 @@ def bisected(
         refused: the errors of `parse` where a record is bad.
         on_error: "raise": nothing is parsed after the first one that is refused.
 
-    >>> bisected([3, 0, 5], lambda part: [60 // number for number in part], (ZeroDivisionError,))
+    >>> parse_by_halves([3, 0, 5], lambda part: [60 // number for number in part], (ZeroDivisionError,))
     ([[20], [12]], {0: ZeroDivisionError('integer division or modulo by zero')})
     """
     results: list[R] = []
@@ -304,35 +298,68 @@ def bisected(
     return results, errors
 
 
-def halved(
-    records: Mapping[int, T],
-    schema: pa.Schema,
-    parse: Callable[[Sequence[T]], Block],
-    refused: Errors,
-    reason: Callable[[T], str],
-    known: Callable[[int, T], str | None],
-    on_error: OnError,
-) -> Parsed:
-    """The rows of records by their numbers, in order, and why others gave none; "raise": up to the first that gives none.
+class RecordParser(ABC, Generic[T]):
+    """Abstract: makes rows of records, and says why one gives none. What a record gives does not depend on those around it.
 
     Args:
         schema: of the rows.
-        refused: the errors of `parse` where it refuses a record.
-        reason: why a record is refused that stands alone.
-        known: why the record of a number is bad, where that needs no `parse`.
+        on_error: "raise": nothing is parsed after the first record that gives no row.
+        refused: the errors of `block` where a record is bad.
     """
-    unknown: list[int] = []
-    errors: dict[int, str] = {}
-    for number, record in records.items():
-        if (why := known(number, record)) is None:
-            unknown.append(number)
-        else:
-            errors[number] = why
-            if on_error == "raise":
-                break
-    blocks, found = bisected(unknown, lambda part: parse([records[number] for number in part]), refused, on_error)
-    errors |= {number: reason(records[number]) for number in found}
-    end = min(errors) if errors and on_error == "raise" else len(records) and max(records) + 1
-    good = [number for number in unknown if number not in errors and number < end]
-    rows = concat(blocks) if schema.names else block_of([{}] * len(good), schema)
-    return Parsed(rows, np.array(good, dtype=np.int64), sorted(errors.items()))
+
+    schema: pa.Schema
+    on_error: OnError
+    refused: ClassVar[Errors] = (pa.ArrowException, ValueError, OverflowError)
+
+    @abstractmethod
+    def block(self, records: Sequence[T]) -> Block:
+        """The rows of records, one each.
+
+        Raises:
+            Exception: one of `refused`, where one of them is bad.
+        """
+
+    def reason(self, record: T, error: Exception) -> str:
+        """Why a record is refused that stands alone, by its error."""
+        return error.told() if isinstance(error, MisfitError) else str(error)
+
+    def known(self, record: T) -> str | None:
+        """Why a record is bad, where that is seen before `block` is asked, or would not be seen by it."""
+        return None
+
+    def rows(self, records: Mapping[int, T]) -> Parsed:
+        """The rows of records by their numbers, in order, and why others gave none."""
+        unknown: list[int] = []
+        errors: dict[int, str] = {}
+        for number, record in records.items():
+            if (why := self.known(record)) is None:
+                unknown.append(number)
+            else:
+                errors[number] = why
+                if self.on_error == "raise":
+                    break
+        blocks, found = parse_by_halves(
+            unknown, lambda part: self.block([records[number] for number in part]), self.refused, self.on_error
+        )
+        errors |= {number: self.reason(records[number], error) for number, error in found.items()}
+        end = min(errors) if errors and self.on_error == "raise" else len(records) and max(records) + 1
+        good = [number for number in unknown if number not in errors and number < end]
+        block = concat(blocks) if self.schema.names else conform_rows([{}] * len(good), self.schema)
+        return Parsed(block, np.array(good, dtype=np.int64), sorted(errors.items()))
+
+
+@final
+@dataclass(frozen=True)
+class SampleParser(RecordParser[Sample | str]):
+    """Makes rows of samples; of a record that is none there is the reason why."""
+
+    schema: pa.Schema
+    closed: bool
+    on_error: OnError
+    refused = (MisfitError,)
+
+    def block(self, records: Sequence[Any]) -> Block:
+        return conform_rows(records, self.schema, extra="raise" if self.closed else "drop")
+
+    def known(self, record: Sample | str) -> str | None:
+        return record if isinstance(record, str) else None

@@ -1,4 +1,4 @@
-"""The formats that there are, by name and by extension."""
+"""The formats that there are, by name and by extension. A new one is one file, which calls `register`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from brimful.sources.jsonl import Jsonl
 from brimful.sources.parquet import Parquet
 from brimful.sources.text import Text
 
-FORMATS: Final[dict[str, Format]] = {
-    form.name: form
-    for form in (Jsonl(), Text(), Delimited("csv", ","), Delimited("tsv", "\t"), Cbor(), Parquet(), Arrow())
-}
+FORMATS: Final[dict[str, Format]] = {}
+
+
+def register(form: Format) -> None:
+    """Adds a format, or puts it in the place of another of its name. Every process that reads it must do so."""
+    FORMATS[form.name] = form
 
 
 def format_of(url: str) -> Format | None:
@@ -30,3 +32,7 @@ def format_of(url: str) -> Format | None:
     if extension in COMPRESSIONS:
         extension = os.path.splitext(stem)[1]
     return next((form for form in FORMATS.values() if extension in form.extensions), None)
+
+
+for _form in (Jsonl(), Text(), Delimited("csv", ","), Delimited("tsv", "\t"), Cbor(), Parquet(), Arrow()):
+    register(_form)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import READ_BYTES, Bytes
-from brimful.sources.format import Parsed, Piece, ShardReader, Wanted
+from brimful.sources.format import Parsed, Piece, ReadRequest, ShardReader
 
 D = TypeVar("D")
 
@@ -162,21 +162,21 @@ class ForwardReader(ShardReader, Generic[D]):
     """
 
     def __init__(
-        self, file: Bytes, wanted: Wanted, records: Iterator[Records[D]], parse: Callable[[Records[D]], Parsed]
+        self, file: Bytes, request: ReadRequest, records: Iterator[Records[D]], parse: Callable[[Records[D]], Parsed]
     ) -> None:
-        super().__init__(file, wanted)
+        super().__init__(file, request)
         self._records, self._parse = records, parse
 
     def pieces(self) -> Iterator[Piece]:
-        while (records := self._next()) is not None:
+        while True:
+            try:
+                records = next(self._records)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise self.located(error) from error.__cause__ or error
             positions = np.column_stack((records.offset + records.ends, self.at[-1] + np.cumsum(records.units)))
             yield self._parse(records), positions
-
-    def _next(self) -> Records[D] | None:
-        try:
-            return next(self._records, None)
-        except Exception as error:
-            raise self.located(error) from error.__cause__ or error
 
 
 def lines_of(file: Bytes, offset: int) -> Iterator[Records[bytes]]:

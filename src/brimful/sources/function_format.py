@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -15,9 +15,9 @@ import pyarrow as pa
 from brimful.core.counters import OnError
 from brimful.plan.errors import StageError, StateError, name_of
 from brimful.sources.bytes import READ_BYTES, Bytes
-from brimful.sources.format import Format, Parsed, Piece, ShardReader, Wanted
+from brimful.sources.format import Format, Piece, ReadRequest, SampleParser, ShardReader
 from brimful.tables.blocks import Sample, as_sample, rows_at
-from brimful.tables.schema import block_of, first_rows, infer, misfit
+from brimful.tables.schema import first_rows, infer
 
 ShardFunction = Callable[[BinaryIO], Iterable[Sample | str]]
 ROWS: Final = 256
@@ -33,15 +33,12 @@ class FunctionFormat(Format):
     name = "function"
     unit = "row"
 
-    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
-        pass
-
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         rows = first_rows(self._good_rows(file))
         return infer(rows, columns, where) if rows else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        return CalledRows(self.fn, file, wanted)
+    def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
+        return FunctionReader(self.fn, file, request)
 
     def _good_rows(self, file: Bytes) -> Iterator[Sample]:
         try:
@@ -53,18 +50,19 @@ class FunctionFormat(Format):
                 raise file.failure from None
 
 
-class CalledRows(ShardReader):
+class FunctionReader(ShardReader):
     """Holds the function's rows against the schema. A resume reads what it skips. Position: [row, row].
 
     Price: Python, once a row; up to 256 rows are read at a time.
     """
 
-    def __init__(self, fn: ShardFunction, file: Bytes, wanted: Wanted) -> None:
-        super().__init__(file, wanted)
+    def __init__(self, fn: ShardFunction, file: Bytes, request: ReadRequest) -> None:
+        super().__init__(file, request)
         self._fn = fn
 
     def pieces(self) -> Iterator[Piece]:
         rows = self._rows_after(self.at[-1])
+        parser = SampleParser(self._request.schema, self._request.closed, self._request.on_error)
         failure: Exception | None = None
         while failure is None:
             some: list[Any] = []
@@ -77,7 +75,7 @@ class CalledRows(ShardReader):
                 failure = error
             if some:
                 numbers = self.at[-1] + 1 + np.arange(len(some))
-                yield _parsed(some, self._wanted.schema, self._wanted.closed), np.column_stack((numbers, numbers))
+                yield parser.rows(dict(enumerate(map(_sample, some)))), np.column_stack((numbers, numbers))
             elif failure is None:
                 break
         if self._file.failure is not None:  # whatever the function made of it
@@ -96,17 +94,9 @@ class CalledRows(ShardReader):
         yield from rows
 
 
-def _parsed(rows: Sequence[Any], schema: pa.Schema, closed: bool) -> Parsed:
-    kept, records, errors = [], [], []
-    for number, row in enumerate(rows):
-        try:
-            sample = as_sample(row)
-        except TypeError as error:
-            errors.append((number, str(error)))
-            continue
-        if message := misfit(sample, schema, closed):
-            errors.append((number, message))
-        else:
-            kept.append(sample)
-            records.append(number)
-    return Parsed(block_of(kept, schema), np.array(records, dtype=np.int64), errors)
+def _sample(row: Any) -> Sample | str:
+    """A row as a sample, or why it is none."""
+    try:
+        return as_sample(row)
+    except TypeError as error:
+        return str(error)

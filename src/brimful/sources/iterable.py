@@ -17,20 +17,20 @@ from brimful.plan.errors import StageError, StateError, name_of
 from brimful.rows.buffer import check_rows
 from brimful.rows.functions import Typed
 from brimful.sources.data_libraries import in_epoch, rows_of, stored, tables_of
-from brimful.tables.blocks import Block, Sample, as_sample, from_samples, rows_at
+from brimful.tables.blocks import Block, Sample, as_sample, concat, from_samples, rows_at
 from brimful.tables.checksums import checksums, in_state
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import EMPTY, concat, with_column
+from brimful.tables.ragged import EMPTY, with_column
 from brimful.tables.schema import (
     OF_RESULTS,
     SAMPLE_ROWS,
+    MisfitError,
     as_text,
+    conform,
+    conform_rows,
     first_rows,
-    fitted,
-    fitting,
     from_text,
     infer,
-    misfit,
     samples_in,
     settled,
     united,
@@ -159,22 +159,14 @@ def numbered(samples: Sequence[Sample], source: str, first: int, schema: pa.Sche
         StageError: a sample does not fit, or the values of a column have no common type.
     """
     try:
-        block = from_samples(samples) if schema is None else _held_against(schema, samples, source, first)
+        block = from_samples(samples) if schema is None else conform_rows(samples, schema)
+    except MisfitError as error:
+        raise StageError(f"{source} failed at row {first + error.row():,}: {error.told(OF_RESULTS)}") from None
     except TypeError as error:
         last = first + len(samples) - 1
         raise StageError(f"{source} failed in rows {first:,} to {last:,}: {error}") from error
     numbers = np.arange(first, first + len(samples))
     return with_column(block, ORIGIN, origins(source.removeprefix("from_"), numbers, "row"))
-
-
-def _held_against(schema: pa.Schema, samples: Sequence[Sample], source: str, first: int) -> Block:
-    block = fitting(samples, schema)
-    if block is None:
-        for number, sample in enumerate(samples, first):
-            if message := misfit(sample, schema, closed=True, remedy=OF_RESULTS):
-                raise StageError(f"{source} failed at row {number:,}: {message}")
-        raise TypeError("they fit one by one only")
-    return block
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------
@@ -265,11 +257,9 @@ def _types(blocks: Iterable[Block | Exception]) -> pa.Schema:
 
 
 def _typed(block: Block, schema: pa.Schema, first: int) -> Block:
-    place = f"from_iterable failed in rows {first:,} to {first + block.num_rows - 1:,}"
-    if unknown := [name for name in block.schema.names if name not in schema.names]:
-        raise StageError(f"{place}: column {unknown[0]!r} is not among those of the first {SAMPLE_ROWS:,} rows")
     try:
-        rows = fitted(block, schema)
-    except pa.ArrowException as error:
-        raise StageError(f"{place}: {error}; cast the data set to one set of features") from error
+        rows = conform(block, schema)
+    except MisfitError as error:
+        words = f"{error}; the first {SAMPLE_ROWS:,} rows decide it: cast the data set to one set of features"
+        raise StageError(f"from_iterable failed at row {first + error.row():,}: {words}") from error
     return with_column(rows, ORIGIN, origins("iterable", np.arange(first, first + rows.num_rows), "row"))

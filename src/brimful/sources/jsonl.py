@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 from brimful.core.counters import OnError
 from brimful.plan.errors import DataError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format, Parsed, ShardReader, Wanted, good_rows, halved
+from brimful.sources.format import Format, Parsed, ReadRequest, RecordParser, ShardReader, good_rows
 from brimful.sources.forward import ForwardReader, Records, lines_of, split
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.plain import any_part
-from brimful.tables.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
+from brimful.tables.schema import SAMPLE_ROWS, conform_rows, has_floats, infer, may_be_rounded, misfit, unknown_key
 
 _SPACE: Final = b" \t\r\n"
 _LONG: Final = re.compile(rb"\d{8}")
 """Shorter integers are exact in all floats that JSON gives."""
-_REFUSED: Final = (pa.ArrowException, ValueError, OverflowError)
 
 
 @final
@@ -47,9 +46,9 @@ class Jsonl(Format):
         rows = good_rows(_rows(file), SAMPLE_ROWS, on_error)
         return infer(rows, columns, where) if rows else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        rows = JsonLines(wanted.schema, wanted.closed, wanted.on_error)
-        return ForwardReader(file, wanted, lines_of(file, wanted.at[0]), rows.parse)
+    def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
+        rows = JsonLines(request.schema, request.closed, request.on_error)
+        return ForwardReader(file, request, lines_of(file, request.at[0]), rows.parse)
 
 
 def _rows(file: Bytes) -> Iterator[Sample | None]:
@@ -64,10 +63,10 @@ def _rows(file: Bytes) -> Iterator[Sample | None]:
 
 
 @dataclass(frozen=True)
-class JsonLines:
+class JsonLines(RecordParser[bytes]):
     """Parses lines to one schema; `closed`: a key that is not in it is an error, else it is left out.
 
-    What a line gives does not depend on the lines around it: it is Arrow that reads it in any case.
+    It is Arrow that reads each line in any case.
     """
 
     schema: pa.Schema
@@ -84,18 +83,18 @@ class JsonLines:
     def parse(self, lines: Records[bytes]) -> Parsed:
         filled = _objects(lines)
         if filled is not None and not self._may_lose_keys:
-            with suppress(*_REFUSED):
+            with suppress(*self.refused):
                 block = self._block(lines.data, len(filled))
                 if not any(map(may_be_rounded, block.columns)):
                     return Parsed(block, filled, [])
         every = enumerate(split(lines.data, lines.ends))
         texts = {number: text for number, line in every if (text := line.strip(_SPACE))}
-        return halved(texts, self.schema, self._joined, _REFUSED, self._reason, self._known, self.on_error)
+        return self.rows(texts)
 
-    def _joined(self, texts: Sequence[bytes]) -> Block:
-        if not all(text.startswith(b"{") and text.endswith(b"}") for text in texts):
+    def block(self, records: Sequence[bytes]) -> Block:
+        if not all(text.startswith(b"{") and text.endswith(b"}") for text in records):
             raise ValueError("a line is no object")
-        return self._block(b"\n".join(texts), len(texts))
+        return self._block(b"\n".join(records), len(records))
 
     def _block(self, data: bytes, rows: int) -> Block:
         """The rows of lines that each begin with { and end with }.
@@ -104,10 +103,10 @@ class JsonLines:
         one a line. (Of a line `null`, to Arrow a row of nulls, or a crash, nothing comes here.)
 
         Raises:
-            Exception: one of _REFUSED, where they are not one object each.
+            Exception: one of `refused`, where they are not one object each.
         """
         if not rows:
-            return block_of([], self.schema)
+            return conform_rows([], self.schema)
         table = self._read(data)
         if table.num_rows != rows:
             raise ValueError("a line holds several objects")
@@ -123,14 +122,13 @@ class JsonLines:
         table.validate(full=True)  # UTF-8
         return table
 
-    def _reason(self, text: bytes) -> str:
-        """Why a line alone is refused."""
+    def reason(self, record: bytes, error: Exception | None = None) -> str:
         try:
-            if message := misfit(decode(text), self.schema, self.closed):
-                return message
-            self._read(text)
-        except _REFUSED as error:
-            return str(error).removesuffix(" in row 0")
+            if found := misfit(decode(record), self.schema, "raise" if self.closed else "drop"):
+                return found.told()
+            self._read(record)
+        except self.refused as refused:
+            return str(refused).removesuffix(" in row 0")
         return "invalid JSON"
 
     @cached_property
@@ -138,16 +136,17 @@ class JsonLines:
         """Whether keys may be left out of objects inside of columns too, where Arrow leaves out what it does not know."""
         return not self.closed and any(any_part(kind, pa.types.is_struct) for kind in self.schema.types)
 
-    def _known(self, number: int, text: bytes) -> str | None:
+    def known(self, record: bytes) -> str | None:
         """Why a line is bad that is no object, or of which Arrow would leave out a key, or round an integer, without a word."""
-        if not (text.startswith(b"{") and text.endswith(b"}")):
-            return self._reason(text)
-        if not (self._may_lose_keys or (self._floats.names and _LONG.search(text))):
+        if not (record.startswith(b"{") and record.endswith(b"}")):
+            return self.reason(record)
+        if not (self._may_lose_keys or (self._floats.names and _LONG.search(record))):
             return None
         with suppress(DataError):
-            row = decode(text)
-            lost = (unknown_key(field.name, row.get(field.name), field.type) for field in self.schema)
-            return next(filter(None, lost if self._may_lose_keys else ()), misfit(row, self._floats, False))
+            row = decode(record)
+            lost = (unknown_key(one.name, row.get(one.name), one.type) for one in self.schema if self._may_lose_keys)
+            error = next(filter(None, lost), None) or misfit(row, self._floats, "drop")
+            return error.told() if error else None
         return None
 
     @cached_property

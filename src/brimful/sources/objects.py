@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextvars import ContextVar, copy_context
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
@@ -18,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core.threads import Workers, awaited
-from brimful.plan.errors import DataError, logger
-from brimful.sources.retry import OtherContentError, absent, may_have_changed, said, transient
+from brimful.plan.errors import DataError
+from brimful.sources.retry import OtherContentError, RefusedError, absent, may_have_changed, repeated
 from brimful.tables.ragged import distinct
 
 T = TypeVar("T")
@@ -30,10 +29,6 @@ GAP_BYTES: Final = 8 << 10
 """So many bytes come in the time that one more request takes. A smaller gap between two spans is read along."""
 PIECE_BYTES: Final = 1 << 20
 """A longer span is asked for in pieces, at once, so that a slow line has time for all that are on their way."""
-BACK_OFF_SECONDS: Final = 0.1
-"""Before the second attempt, and twice as long before each further one."""
-LEAST_ATTEMPTS: Final = 3
-"""One attempt takes a third of the time at most: a connection that is dead is not all there is."""
 CHECK_SECONDS: Final = 60.0
 """How long an object is trusted to be the same where requests cannot be made conditional on it."""
 
@@ -45,12 +40,6 @@ _REPLY_TAGS: Final = ("ETag", "Last-Modified", "LastModified")
 """Of a reply with content, the strongest first."""
 _S3_OPTIONS: Final = ("RequestPayer", "SSECustomerAlgorithm", "SSECustomerKey", "SSECustomerKeyMD5")
 """Options that the file system was given for all requests, and that each request of S3 must repeat."""
-
-_WORKERS: Final[ContextVar[Workers]] = ContextVar("brimful_ranges")
-
-
-class RefusedError(DataError):
-    """The store will not give an object, however often it is asked."""
 
 
 class Object(NamedTuple):
@@ -80,47 +69,6 @@ class Seen(NamedTuple):
     key: str
 
 
-class Attempts:
-    """How often one thing is tried.
-
-    Args:
-        name: of what is asked for.
-        timeout_seconds: for all attempts together.
-    """
-
-    def __init__(self, name: str, timeout_seconds: float) -> None:
-        self._name, self._timeout = name, timeout_seconds
-        self._until = time.monotonic() + timeout_seconds
-        self._wait, self._count = BACK_OFF_SECONDS, 1
-
-    @property
-    def seconds(self) -> float:
-        """How long this attempt may take."""
-        return min(self._timeout / LEAST_ATTEMPTS, self._until - time.monotonic())
-
-    def failed(self, error: Exception) -> float:
-        """How many seconds to wait before the next attempt.
-
-        Raises:
-            FileNotFoundError: there is no such thing.
-            RefusedError: another attempt would fare no better.
-            TimeoutError: no time is left.
-        """
-        if absent(error):
-            raise error
-        if not transient(error):
-            raise RefusedError(f"{self._name} cannot be read: {said(error)}") from error
-        wait = self._wait
-        if time.monotonic() + wait >= self._until:
-            raise TimeoutError(
-                f"nothing came from {self._name} within {self._timeout:g} seconds (attempts: {self._count}; the last: "
-                f"{said(error)}); raise timeout_seconds or check the store"
-            ) from error
-        logger.info("reading %s again: %s", self._name, said(error))
-        self._wait, self._count = 2 * wait, self._count + 1
-        return wait
-
-
 class ObjectStore:
     """The objects of a file system.
 
@@ -148,7 +96,9 @@ class ObjectStore:
             FileNotFoundError: there is no such object.
             DataError, TimeoutError: as `read`.
         """
-        return self._run(self._tried(name, lambda: self._call(method, *args, **options), limited=limited))
+        return self._run(
+            lambda ours: self._tried(name, lambda: self._call(ours, method, *args, **options), limited=limited)
+        )
 
     def whole(self, one: Object) -> bytes:
         """An object of which nothing is known; raises as `ask`."""
@@ -156,7 +106,7 @@ class ObjectStore:
 
     def look(self, one: Object) -> Seen:
         """The answer of the file system about an object now; raises as `read`, and FileNotFoundError where no manifest has it."""
-        return self._run(self._tried(one.name, lambda: self._look(one)))
+        return self._run(lambda ours: self._tried(one.name, lambda: self._look(one, ours)))
 
     def conditional(self, one: Object) -> bool:
         """Whether every reply says which content of an object it is of; so that a last look tells nothing new."""
@@ -195,7 +145,7 @@ class ObjectStore:
 
         async def work() -> memoryview:
             await self._checked(one)
-            return await self._request(one, first, last)
+            return await self.range(one, first, last)
 
         return asyncio.run_coroutine_threadsafe(work(), self._fs.loop)
 
@@ -214,13 +164,15 @@ class ObjectStore:
             requests, which = merged(Spans(*(array[wanted] for array in spans)))
             touched = [objects[number] for number in distinct(requests.files).tolist()]
 
-            async def work() -> list[memoryview]:
-                await self._all(self._checked(one) for one in touched)
-                read = await self._all(self._request(objects[file], *ends) for file, *ends in _rows(requests))
-                await self._all(self._checked(one) for one in touched)
+            async def work(ours: Workers | None) -> list[memoryview]:
+                await self._all(self._checked(one, ours) for one in touched)
+                read = await self._all(
+                    self.range(objects[file], first, last, ours) for file, first, last in _rows(requests)
+                )
+                await self._all(self._checked(one, ours) for one in touched)
                 return read
 
-            read = self._run(work())
+            read = self._run(work)
             begins = spans.firsts[wanted] - requests.firsts[which]
             ends = begins + spans.lasts[wanted] - spans.firsts[wanted]
             for place, number, begin, end in zip(wanted.tolist(), which.tolist(), begins.tolist(), ends.tolist()):
@@ -229,32 +181,37 @@ class ObjectStore:
 
     # -- requests --------------------------------------------------------------------------------------------------------
 
-    async def _request(self, one: Object, first: int, last: int) -> memoryview:
-        """A range of an object, in pieces where it is long."""
+    async def range(self, one: Object, first: int, last: int, ours: Workers | None = None) -> memoryview:
+        """A range of an object, in pieces where it is long. All ranges of all objects come through here, so that a cache would
+        stand here, by their tags.
+
+        Args:
+            ours: the thread of a file system that has no coroutines.
+        """
         edges = [*range(first, last, PIECE_BYTES), last]
 
         async def piece(begin: int, end: int) -> bytes:
             async with self._gate:
-                return await self._tried(one.name, lambda: self._range(one, begin, end), one)
+                return await self._tried(one.name, lambda: self._piece(one, begin, end, ours), (one, ours))
 
         pieces: list[bytes] = await self._all(piece(begin, end) for begin, end in pairwise(edges))
         return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
-    async def _range(self, one: Object, first: int, last: int) -> bytes:
+    async def _piece(self, one: Object, first: int, last: int, ours: Workers | None) -> bytes:
         tag = self._strong_tag(one)
         if self.is_http:
-            data = await self._http_range(one, first, last, tag)
+            data = await self._http_piece(one, first, last, tag)
         elif tag is not None:
-            data = await self._s3_range(one, first, last, tag)
+            data = await self._s3_piece(one, first, last, tag)
         else:
-            data = await self._call("cat_file", one.path, start=first, end=last)
+            data = await self._call(ours, "cat_file", one.path, start=first, end=last)
         if len(data) > last - first:
             raise DataError(f"{one.name}: {last - first:,} bytes were asked for and {len(data):,} came")
         if len(data) < last - first:
             raise EOFError(f"{last - first:,} bytes were asked for and {len(data):,} came")
         return bytes(data)
 
-    async def _http_range(self, one: Object, first: int, last: int, tag: str | None) -> bytes:
+    async def _http_piece(self, one: Object, first: int, last: int, tag: str | None) -> bytes:
         """Not by `cat_file`, which takes all that comes, be it the whole of a large file again and again."""
         headers = {**self._fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
         headers |= {"Range": f"bytes={first}-{last - 1}"} | ({"If-Match": tag} if tag else {})
@@ -273,7 +230,7 @@ class ObjectStore:
                     )
             return bytes(await reply.read())
 
-    async def _s3_range(self, one: Object, first: int, last: int, tag: str) -> bytes:
+    async def _s3_piece(self, one: Object, first: int, last: int, tag: str) -> bytes:
         """By the client that the file system made: its own `cat_file` takes no conditions."""
         bucket, key, version = self._fs.split_path(one.path)
         told = self._fs.s3_additional_kwargs | self._fs.req_kw
@@ -309,7 +266,7 @@ class ObjectStore:
         strong = seen is not None and seen.tag.startswith('"') and (self._is_s3 or self.is_http)
         return seen.tag if seen is not None and strong else None
 
-    async def _checked(self, one: Object) -> None:
+    async def _checked(self, one: Object, ours: Workers | None = None) -> None:
         """Looks at an object if that was long ago.
 
         Raises:
@@ -318,12 +275,12 @@ class ObjectStore:
         before = self._seen.get(one.path)
         if before is None or (not self.conditional(one) and time.monotonic() - before.at >= CHECK_SECONDS):
             async with self._gate:
-                await self._tried(one.name, lambda: self._look(one))
+                await self._tried(one.name, lambda: self._look(one, ours))
 
-    async def _look(self, one: Object) -> Seen:
+    async def _look(self, one: Object, ours: Workers | None) -> Seen:
         self._fs.invalidate_cache(one.path)
         try:
-            info = await self._call("info", one.path)
+            info = await self._call(ours, "info", one.path)
         except FileNotFoundError as error:
             if one.size is None or not absent(error):
                 raise
@@ -348,37 +305,37 @@ class ObjectStore:
         return self._seen[one.path]
 
     async def _tried(
-        self, name: str, attempt: Callable[[], Awaitable[T]], one: Object | None = None, limited: bool = True
+        self,
+        name: str,
+        attempt: Callable[[], Awaitable[T]],
+        looked_at: tuple[Object, Workers | None] | None = None,
+        limited: bool = True,
     ) -> T:
-        """The result of an attempt, which is repeated until it has one; `one`: looked at where an attempt fails."""
-        attempts = Attempts(name, self._timeout)
-        while True:
-            try:
-                async with asyncio.timeout(attempts.seconds if limited else None):
-                    return await attempt()
-            except DataError:
-                raise
-            except Exception as error:
-                if one is not None and may_have_changed(error):
-                    await self._tried(name, lambda: self._look(one))
-                wait = attempts.failed(error)
-            await asyncio.sleep(wait)
+        """The result of an attempt, which is repeated until it has one; `looked_at`: where an attempt fails."""
+
+        async def within(seconds: float) -> T:
+            async with asyncio.timeout(seconds if limited else None):
+                return await attempt()
+
+        async def look(error: Exception) -> None:
+            if looked_at is not None and may_have_changed(error):
+                await self._tried(name, lambda: self._look(*looked_at))
+
+        return await repeated(name, self._timeout, within, look, asyncio.sleep)
 
     # -- how it is run ---------------------------------------------------------------------------------------------------
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Callable[[Workers | None], Coroutine[Any, Any, T]]) -> T:
         """Runs a coroutine in fsspec's loop; with a thread for a file system that has no coroutines."""
         if self.at_once:
-            return run(work, self._fs.loop)
-        with Workers(1, "ranges") as workers:
-            context = copy_context()  # of which all tasks of the coroutine have a copy
-            context.run(_WORKERS.set, workers)
-            return context.run(run, work, fsspec.asyn.get_loop())
+            return run(work(None), self._fs.loop)
+        with Workers(1, "ranges") as ours:
+            return run(work(ours), fsspec.asyn.get_loop())
 
-    async def _call(self, name: str, *args: Any, **options: Any) -> Any:
-        if self.at_once:
+    async def _call(self, ours: Workers | None, name: str, *args: Any, **options: Any) -> Any:
+        if ours is None:
             return await getattr(self._fs, f"_{name}")(*args, **options)
-        return await asyncio.wrap_future(_WORKERS.get().submit(partial(getattr(self._fs, name), *args, **options)))
+        return await asyncio.wrap_future(ours.submit(partial(getattr(self._fs, name), *args, **options)))
 
     @staticmethod
     async def _all(work: Any) -> list[Any]:

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from brimful.plan.errors import DataError, StateError
-from brimful.sources.bytes import Bytes
+from brimful.sources.bytes import Bytes, PrefetchedFile, RandomAccessFile
 from brimful.sources.columnar import BUFFER_BYTES, ROWS, ColumnarFormat, ColumnarRows, Unit
-from brimful.sources.format import Position, ShardReader, Wanted
-from brimful.sources.prefetched import PrefetchedFile, RandomAccessFile
+from brimful.sources.format import Position, ReadRequest, ShardReader
 
 
 @final
@@ -27,8 +26,8 @@ class Parquet(ColumnarFormat):
         opened = _opened(file)
         return opened.schema_arrow if opened.metadata.num_rows else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        return ParquetRows(file, wanted)
+    def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
+        return ParquetRows(file, request)
 
 
 @final
@@ -115,5 +114,5 @@ class _Refusing(RandomAccessFile):
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def bytes(self, first: int, count: int) -> memoryview:
+    def bytes_at(self, first: int, count: int) -> memoryview:
         raise _RefusedError

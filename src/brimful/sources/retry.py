@@ -1,11 +1,20 @@
-"""The meaning of a store's error: whether to try again, whether the object is there, whether it may have changed."""
+"""How often a store is asked, and the meaning of its errors: whether to ask again, whether an object is there or has changed."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Final
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
 
+from brimful.plan.errors import DataError, logger
+
+T = TypeVar("T")
+
+BACK_OFF_SECONDS: Final = 0.1
+"""Before the second attempt, and twice as long before each further one."""
+LEAST_ATTEMPTS: Final = 3
+"""One attempt takes a third of the time at most: a connection that is dead is not all there is."""
 NOT_FOUND: Final = 404
 PRECONDITION_FAILED: Final = 412
 _AGAIN: Final = (408, 425, 429, PRECONDITION_FAILED)
@@ -23,6 +32,62 @@ _NETWORK: Final = (
 
 class OtherContentError(OSError):
     """A reply is of another content of the object than was seen before."""
+
+
+class RefusedError(DataError):
+    """The store will not give an object, however often it is asked."""
+
+
+async def repeated(
+    name: str,
+    timeout_seconds: float,
+    attempt: Callable[[float], Awaitable[T]],
+    look: Callable[[Exception], Awaitable[object]],
+    sleep: Callable[[float], Awaitable[object]],
+) -> T:
+    """The result of an attempt, which is repeated until it has one.
+
+    Args:
+        name: of what is asked for.
+        timeout_seconds: for all attempts together.
+        attempt: takes how many seconds it may last.
+        look: looks whether an object has changed, after each error but a DataError, which is raised.
+        sleep: between two attempts.
+    Raises:
+        FileNotFoundError: there is no such thing.
+        RefusedError: another attempt would fare no better.
+        TimeoutError: no time is left.
+    """
+    until, wait, count = time.monotonic() + timeout_seconds, BACK_OFF_SECONDS, 1
+    while True:
+        try:
+            return await attempt(min(timeout_seconds / LEAST_ATTEMPTS, until - time.monotonic()))
+        except DataError:
+            raise
+        except Exception as error:
+            await look(error)
+            if absent(error):
+                raise
+            if not transient(error):
+                raise RefusedError(f"{name} cannot be read: {said(error)}") from error
+            if time.monotonic() + wait >= until:
+                raise TimeoutError(
+                    f"nothing came from {name} within {timeout_seconds:g} seconds (attempts: {count}; the last: "
+                    f"{said(error)}); raise timeout_seconds or check the store"
+                ) from error
+            logger.info("reading %s again: %s", name, said(error))
+        await sleep(wait)
+        wait, count = 2 * wait, count + 1
+
+
+def without_loop(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that awaits nothing which is not at hand, so that it needs no loop."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("it waits for something")
 
 
 def transient(error: BaseException) -> bool:

@@ -12,9 +12,9 @@ import numpy as np
 
 from brimful.core.counters import Counts, add_counts, apart, count
 from brimful.core.threads import Workers, awaited
-from brimful.sources.format import PlacedRows, Position
-from brimful.tables.blocks import Block
-from brimful.tables.ragged import EMPTY, array_of, concat, offsets_of, runs
+from brimful.sources.format import Position, RowsAt, no_rows
+from brimful.tables.blocks import Block, concat
+from brimful.tables.ragged import array_of, offsets_of, runs
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class Rotation:
 class Readable(Protocol):
     """The rows of a shard: a `ShardReader`, or a stream from one elsewhere."""
 
-    def read(self) -> PlacedRows | None: ...
+    def read(self) -> RowsAt | None: ...
 
     def close(self) -> None: ...
 
@@ -128,39 +128,39 @@ class OpenShard:
         self.number, self.at = number, at
         self._open, self._workers, self._url, self._timeout, self._unit = open_reader, workers, url, timeout, unit
         self._reader: Readable | None = None
-        self._rows = PlacedRows(EMPTY, np.empty((0, len(at)), dtype=np.int64))
-        self._ended = False
-        self._error: Exception | None = None
+        self._rows = no_rows(at)
+        self._end: Exception | bool = False
         self._rest: Counts = {}  # left out after the last row
-        self._next = self._begun()
+        self._next = None if workers is None else workers.submit(self._read)
 
     def fill(self, rows: int, size: int) -> int:
         """Reads on until there are `rows` rows, or fewer of `size` bytes in all; returns how many of them there are.
 
         At least one where the shard has one; an error is raised only where no row lies before it.
         """
-        while not self._ended and self._wanted(rows, size) > self._rows.num_rows:
-            more = None
+        while (ready := self._up_to(rows, size)) > self._rows.num_rows and self._end is False:
             try:
                 more, self._rest = apart(self._arrived)
             except Exception as error:
-                self._error = error
-            self._ended = more is None
-            if more is not None:
-                self._rows = self._rows.then(more)
-                self._next = self._begun()
-        if self._error is not None and not self._rows.num_rows:
-            raise self._error
-        if self._ended and not self._rows.num_rows:
+                self._end = error
+                continue
+            if more is None:
+                self._end = True
+                continue
+            self._rows = self._rows.then(more)
+            self._next = None if self._workers is None else self._workers.submit(self._read)
+        if self._end is not False and not self._rows.num_rows:
+            if isinstance(self._end, Exception):
+                raise self._end
             rest, self._rest = self._rest, {}
             add_counts(rest)
-        return min(self._wanted(rows, size), self._rows.num_rows)
+        return min(ready, self._rows.num_rows)
 
-    def take(self, rows: int) -> PlacedRows:
+    def take(self, rows: int) -> RowsAt:
         """The next `rows` of the rows that `fill` counted."""
         taken, self._rows = self._rows.split(rows)
         self.at = tuple(taken.positions[-1].tolist())
-        count("skipped", taken.num_skipped)
+        count("skipped", int(taken.skipped.sum()))
         return taken
 
     def close(self) -> None:
@@ -171,24 +171,21 @@ class OpenShard:
             self._next.cancel()
             self._next.add_done_callback(self._close)
 
-    def _begun(self) -> Future[PlacedRows | None] | None:
-        return None if self._workers is None else self._workers.submit(self._read)
-
-    def _arrived(self) -> PlacedRows | None:
-        if self._next is None:
-            return self._read()
-        return arrived(self._next, self._url, self._timeout, f"{self._unit} {self.at[-1] + 1:,}")
-
-    def _read(self) -> PlacedRows | None:
-        if self._reader is None:
-            self._reader = self._open()
-        return self._reader.read()
-
     def _close(self, _: object = None) -> None:
         if self._reader is not None:
             self._reader.close()
 
-    def _wanted(self, rows: int, size: int) -> int:
+    def _arrived(self) -> RowsAt | None:
+        if self._next is None:
+            return self._read()
+        return arrived(self._next, self._url, self._timeout, f"{self._unit} {self.at[-1] + 1:,}")
+
+    def _read(self) -> RowsAt | None:
+        if self._reader is None:
+            self._reader = self._open()
+        return self._reader.read()
+
+    def _up_to(self, rows: int, size: int) -> int:
         """Up to `rows` rows, but no more than reach `size` bytes: more than there are, where these do not."""
         return min(rows, int(np.searchsorted(self._rows.positions[:, 0], self.at[0] + size)) + 1)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from brimful.core.counters import OnError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format, Parsed, ShardReader, Wanted
+from brimful.sources.format import Format, Parsed, ReadRequest, ShardReader
 from brimful.sources.forward import ForwardReader, Records, lines_of, split
 
 SCHEMA: Final = pa.schema({"text": pa.string()})
@@ -31,8 +31,8 @@ class Text(Format):
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema:
         return SCHEMA
 
-    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        return ForwardReader(file, wanted, lines_of(file, wanted.at[0]), _rows)
+    def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
+        return ForwardReader(file, request, lines_of(file, request.at[0]), _rows)
 
 
 def _rows(lines: Records[bytes]) -> Parsed:

@@ -21,8 +21,8 @@ from brimful.plan.errors import DataError
 from brimful.plan.once import once
 from brimful.store.folder import Folder, Ranges, numpy_file
 from brimful.store.manifest import SidecarFile, sha256_of
-from brimful.tables.blocks import Block
-from brimful.tables.ragged import concat, distinct, dtype_of, list_array, numpy_of, offsets_of, runs
+from brimful.tables.blocks import Block, concat
+from brimful.tables.ragged import distinct, dtype_of, list_array, numpy_of, offsets_of, runs
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ from brimful.sources.objects import Object, ObjectStore, Spans
 from brimful.store.folder import Folder, Ranges, numpy_file
 from brimful.store.manifest import SidecarFile
 from brimful.store.side import MAGIC_BYTES, Places
-from brimful.tables.blocks import Block
-from brimful.tables.ragged import array_of, concat, distinct, has_offsets, is_list, list_array, offset_type, offsets_of
+from brimful.tables.blocks import Block, concat
+from brimful.tables.ragged import array_of, distinct, has_offsets, is_list, list_array, offset_type, offsets_of
 
 KEPT_BATCHES: Final = 32
 """Columns of other types than lists, numbers and strings, or with nulls, are read by whole record batches. Those of the last so

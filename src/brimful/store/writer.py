@@ -41,11 +41,10 @@ from brimful.store.manifest import (
     sha256_of,
 )
 from brimful.store.side import write_side_files
-from brimful.tables.blocks import Block, visible
+from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.origins import where
-from brimful.tables.ragged import bytes_in, concat, is_ragged, list_array, null_in, numpy_of, offsets_of
-
-_NO_CAST = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
+from brimful.tables.ragged import bytes_in, is_ragged, list_array, null_in, numpy_of, offsets_of
+from brimful.tables.schema import MisfitError, conform
 
 
 def vocabularies(stage: Stage[Any]) -> dict[str, int]:
@@ -73,8 +72,9 @@ def _stored(array: pa.Array, num_ids: int | None) -> pa.DataType:
     if not is_ragged(kind):
         return kind
     values = pa.int64() if pa.types.is_null(kind.value_type) else kind.value_type
-    if num_ids and pa.types.is_integer(values) and _castable(array.flatten(), _smallest(num_ids)):
-        values = _smallest(num_ids)
+    if num_ids and pa.types.is_integer(values):
+        with suppress(pa.ArrowInvalid):
+            values = array.flatten().cast(_smallest(num_ids)).type
     return pa.list_(values, kind.list_size) if pa.types.is_fixed_size_list(kind) else pa.list_(values)
 
 
@@ -83,59 +83,38 @@ def _smallest(num_ids: int) -> pa.DataType:
     return next((kind for kind in (pa.uint8(), pa.uint16()) if num_ids <= 1 << kind.bit_width), pa.int32())
 
 
-def conform(block: Block, schema: pa.Schema, num_ids: Mapping[str, int]) -> Block:
-    """A block with the columns and types of a schema; absent columns are null.
+def _conformed(block: Block, schema: pa.Schema, num_ids: Mapping[str, int]) -> Block:
+    """A block with the columns and types of a store.
 
     Raises:
         DataError: the block has a column that the schema lacks, or a value that the schema's type cannot hold; with the first row
             that has such a value, and both types.
     """
-    for name in visible(block).schema.names:
-        if name not in schema.names:
-            raise DataError(
-                f"column {name!r} is new ({where(block, 0)}): the rows before have {', '.join(schema.names)}; give all rows "
-                "the same columns"
-            )
-    columns = []
-    for name, kind in zip(schema.names, schema.types):
-        place = block.schema.get_field_index(name)
-        array = pa.nulls(block.num_rows, kind) if place < 0 else block.column(place)
-        try:
-            columns.append(_cast(array, kind))
-        except _NO_CAST as error:
-            row = next((row for row in range(len(array)) if not _castable(array.slice(row, 1), kind)), 0)
-            remedy = "cast it to one type before it is stored"
-            if name in num_ids:
-                remedy = f"its tokenizer has {num_ids[name]:,} ids: store other integers in a column of another name"
-            raise DataError(
-                f"column {name!r} is {kind} in the rows before and {array.type} here, which cannot be cast to it: {error} "
-                f"({where(block, row)}); {remedy}"
-            ) from error
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """An array in another type that means the same, without the values between its lists."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    same = array.type.equals(kind)
-    if not same:  # Arrow would make a text of a number
-        pa.unify_schemas([pa.schema([("", each)]) for each in (kind, array.type)], promote_options="permissive")
-    if same and not (array.null_count and is_ragged(kind)):
-        return array
-    if not is_ragged(kind) or pa.types.is_null(array.type) or pa.types.is_fixed_size_list(kind):
-        return array.cast(kind)
-    counts = pc.list_value_length(array)  # to fill nulls imports pandas, .4 s
-    offsets = offsets_of(numpy_of(counts.fill_null(0) if array.null_count else counts))
-    return list_array(array.flatten().cast(kind.value_type), offsets, null_in(array))
-
-
-def _castable(array: pa.Array, kind: pa.DataType) -> bool:
     try:
-        _cast(array, kind)
-    except _NO_CAST:
-        return False
-    return True
+        rows = conform(visible(block), schema)
+    except MisfitError as error:
+        name, place = error.column, where(block, error.row())
+        if error.wanted is None:
+            raise DataError(
+                f"column {name!r} is new ({place}): the rows before have {', '.join(schema.names)}; give all rows the same "
+                "columns"
+            ) from None
+        remedy = "cast it to one type before it is stored"
+        if name in num_ids:
+            remedy = f"its tokenizer has {num_ids[name]:,} ids: store other integers in a column of another name"
+        raise DataError(
+            f"column {name!r} is {error.wanted} in the rows before and {error.found} here, which cannot be cast to it: "
+            f"{error.why} ({place}); {remedy}"
+        ) from error
+    return pa.RecordBatch.from_arrays([*map(_without_hidden, rows.columns)], schema=schema)
+
+
+def _without_hidden(array: pa.Array) -> pa.Array:
+    """A column without the values that lie in lists that are null: a file depends on its rows alone."""
+    if not array.null_count or not is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
+        return array
+    counts = pc.list_value_length(array).fill_null(0)  # which imports pandas, .4 s
+    return list_array(array.flatten(), offsets_of(numpy_of(counts)), null_in(array))
 
 
 BATCH_BYTES: Final = 8 << 20
@@ -301,7 +280,7 @@ class _Writer:
             return
         if self._schema is None:
             self._schema = stored_schema(visible(concat(self._held)), self._num_ids)
-        rows = concat([conform(block, self._schema, self._num_ids) for block in self._held])
+        rows = concat([_conformed(block, self._schema, self._num_ids) for block in self._held])
         if len(self._held) == 1:
             rows = pa.concat_batches([rows])  # a copy: Arrow would write the memory beside a slice as its padding
         self._held, self._held_bytes = [], 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from brimful.core.stage import BLOCK_ROWS
 from brimful.plan.errors import DataError
 from brimful.tables.origins import HIDDEN, ORIGIN, where
-from brimful.tables.ragged import array_of, column_of, is_ragged, numpy_of, with_column
-from brimful.tables.schema import UNFIT, as_column
+from brimful.tables.ragged import EMPTY, array_of, column_of, is_ragged, numpy_of, with_column
+from brimful.tables.schema import UNFIT, MisfitError, as_column, conform
 
 Sample: TypeAlias = dict[str, Any]
 
@@ -138,6 +139,44 @@ def from_samples(rows: Sequence[Sample]) -> Block:
         except UNFIT as error:
             raise TypeError(f"the values of column {name!r} have no common type: {error}") from error
     return pa.RecordBatch.from_arrays(columns, list(names))
+
+
+def concat(blocks: Iterable[Block]) -> Block:
+    """Blocks as one. Columns are matched by name; absent ones become null, and numbers are widened where the blocks differ.
+
+    Raises:
+        DataError: a column has two types without a common one, or a value has no equal in it; with both types and the place.
+    """
+    kept = [block for block in blocks if block.num_rows]
+    if len(kept) <= 1:
+        return kept[0] if kept else EMPTY
+    with suppress(pa.ArrowInvalid):  # the blocks differ, or 32-bit offsets overflow
+        return pa.concat_batches(kept)
+    schema = kept[0].schema
+    if all(block.schema.equals(schema) for block in kept):
+        schema = pa.schema([pa.field(field.name, _large(field.type)) for field in schema])
+    for block in kept[1:]:
+        try:
+            schema = pa.unify_schemas([schema, block.schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise DataError(f"a column changes its type: {error} ({where(block, 0)})") from error
+    for number, block in enumerate(kept):
+        try:
+            kept[number] = conform(block, schema)
+        except MisfitError as error:
+            words = f"{error.column!r} is {error.wanted} elsewhere and {error.found} here: {error.why}"
+            raise DataError(f"a column changes its type: {words} ({where(block, error.row())})") from error
+    return pa.concat_batches(kept)
+
+
+def _large(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind):
+        return pa.large_list(_large(kind.value_type))
+    return kind
 
 
 def rows_at(number: int) -> int:

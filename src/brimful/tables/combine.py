@@ -14,7 +14,7 @@ from brimful.core.stage import Stage
 from brimful.plan.errors import DataError
 from brimful.tables.blocks import KEY, Block, visible, with_origin
 from brimful.tables.origins import ORIGIN, where
-from brimful.tables.schema import first_misfit, fitted, type_name, united
+from brimful.tables.schema import MisfitError, conform, united
 
 
 def union_of(stages: Sequence[Stage[Block]], what: str) -> pa.Schema:
@@ -62,19 +62,18 @@ def conformed(block: Block, schema: pa.Schema, what: str, number: int) -> Block:
     rows = visible(block)
     if not schema.names or (rows.schema.equals(schema) and KEY not in block.schema.names):
         return block
-    if unknown := [name for name in rows.schema.names if name not in schema.names]:
-        raise DataError(
-            f"there is a column {unknown[0]!r} ({where(block, 0)}), and no data set had one in epoch 0, where this one had no "
-            "row; begin it with a row, or drop the column"
-        )
     try:
-        return with_origin(fitted(rows, schema), block, np.arange(block.num_rows))
-    except pa.ArrowException as error:
-        name, row = first_misfit(rows, schema)
-        own, common = type_name(rows.schema.field(name).type), type_name(schema.field(name).type)
+        return with_origin(conform(rows, schema), block, np.arange(block.num_rows))
+    except MisfitError as error:
+        place = where(block, error.row())
+        if error.wanted is None:
+            raise DataError(
+                f"there is a column {error.column!r} ({place}), and no data set had one in epoch 0, where this one had no "
+                "row; begin it with a row, or drop the column"
+            ) from None
         raise DataError(
-            f"{what}: column {name!r} is {own} in data set {number} and {common} with the others, which has no such value: "
-            f"{error} ({where(block, row)}); convert it (map), or rename or drop it in one of them"
+            f"{what}: column {error.column!r} is {error.found} in data set {number} and {error.wanted} with the others, which "
+            f"has no such value: {error.why} ({place}); convert it (map), or rename or drop it in one of them"
         ) from error
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -472,46 +471,6 @@ def attention_mask(at: Gaps, width: int) -> NDArray[np.int64]:
 def _neighbours(values: NDArray[Any], width: int) -> NDArray[Any]:
     """A view (len(values) - width + 1, width): row i is the `width` values from i on."""
     return np.ndarray((len(values) - width + 1, width), values.dtype, values, 0, (values.itemsize, values.itemsize))
-
-
-def concat(blocks: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-    """Blocks as one. Columns are matched by name; absent ones become null, and numbers are widened where the blocks differ.
-
-    Raises:
-        DataError: a column has two types without a common one; with both, and the place of the second.
-    """
-    kept = [block for block in blocks if block.num_rows]
-    if len(kept) <= 1:
-        return kept[0] if kept else EMPTY
-    with suppress(pa.ArrowInvalid):  # the blocks differ, or 32-bit offsets overflow
-        return pa.concat_batches(kept)
-    schema = kept[0].schema
-    if all(block.schema.equals(schema) for block in kept):
-        schema = pa.schema([pa.field(field.name, _large(field.type)) for field in schema])
-    for block in kept[1:]:
-        try:
-            schema = pa.unify_schemas([schema, block.schema], promote_options="permissive")
-        except pa.ArrowTypeError as error:
-            raise DataError(f"a column changes its type: {error} ({where(block, 0)})") from error
-    return pa.concat_batches([_conform(block, schema) for block in kept])
-
-
-def _large(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string(kind):
-        return pa.large_string()
-    if pa.types.is_binary(kind):
-        return pa.large_binary()
-    if pa.types.is_list(kind):
-        return pa.large_list(_large(kind.value_type))
-    return kind
-
-
-def _conform(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    columns = []
-    for field in schema:
-        index = block.schema.get_field_index(field.name)
-        columns.append(pa.nulls(block.num_rows, field.type) if index < 0 else block.column(index).cast(field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 EMPTY: Final = pa.RecordBatch.from_arrays([], names=[])

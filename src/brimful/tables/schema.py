@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +21,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from brimful.plan.errors import DataError
-from brimful.tables.plain import any_part
-from brimful.tables.ragged import is_list, list_array, numpy_of
+from brimful.tables.plain import any_part, as_plain, plain
+from brimful.tables.ragged import array_of, is_list, list_array, numpy_of
 
 SAMPLE_ROWS: Final = 1000
 FIRST_ROWS: Final = 32
 """A function may take long: so many of its rows give the types, if no column is null or absent in them."""
+OF_RESULTS: Final = "return one type in every sample"
 OF_FILES: Final = "say its type in schema=, or leave the column out with columns="
+_EVERY: Final = "return it in every sample, None where there is nothing to say"
 UNKNOWN: Final = "name it in schema=, or leave the column out with columns="
 UNFIT: Final = (pa.ArrowException, OverflowError, UnicodeEncodeError)
 """Arrow raises these where values fit no type, or not the wanted one."""
@@ -90,7 +93,7 @@ def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
         raise pa.ArrowTypeError("values of several kinds")
     if kind is None or own.type == kind:
         return own
-    if _loses(own.type, kind) or not _alike(own.type, kind):
+    if not fits(own.type, kind):
         raise pa.ArrowTypeError(f"{own.type} is not {kind}")
     return _checked(own, pa.array(values, kind) if pa.types.is_nested(kind) else own.cast(kind))
 
@@ -135,12 +138,12 @@ def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
         return array
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), kind)
-    if isinstance(kind, pa.FixedShapeTensorType):
-        if not isinstance(array.type, pa.FixedShapeTensorType) or array.type.shape != kind.shape:
-            raise pa.ArrowTypeError(f"{type_name(array.type)} is not {type_name(kind)}")
-        return pa.ExtensionArray.from_storage(kind, _checked(array.storage, array.storage.cast(kind.storage_type)))
     if not _alike(array.type, kind):
-        raise pa.ArrowTypeError(f"{array.type} is not {kind}")
+        if (own := plain(array.type)) == array.type:
+            raise pa.ArrowTypeError(f"{type_name(own)} is not {type_name(kind)}")
+        return _cast(as_plain(array, own), kind)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.ExtensionArray.from_storage(kind, _checked(array.storage, array.storage.cast(kind.storage_type)))
     return _checked(array, array.cast(kind))
 
 
@@ -156,19 +159,23 @@ def _checked(array: pa.Array, made: pa.Array) -> pa.Array:
 
 
 def _alike(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether a cast changes only how values are stored, not their kind: a number is no string."""
+    """Whether a cast changes only how values are stored, not their kind: a number is no string. No key is left out."""
     if one == other or pa.types.is_null(one):
         return True
+    if isinstance(one, pa.FixedShapeTensorType) and isinstance(other, pa.FixedShapeTensorType):
+        return bool(one.shape == other.shape)
     if is_list(one) and is_list(other):
         return _alike(one.value_type, other.value_type)
     if pa.types.is_struct(one) and pa.types.is_struct(other):
         return all(
-            _alike(field.type, other.field(field.name).type) for field in one if other.get_field_index(field.name) >= 0
+            other.get_field_index(field.name) >= 0 and _alike(field.type, other.field(field.name).type) for field in one
         )
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        return _alike(one.key_type, other.key_type) and _alike(one.item_type, other.item_type)
     if pa.types.is_timestamp(one) and pa.types.is_timestamp(other):
         return bool(one.tz == other.tz)
     number, text = (pa.types.is_integer, pa.types.is_floating), (pa.types.is_string, pa.types.is_large_string)
-    binary = (pa.types.is_binary, pa.types.is_large_binary)
+    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
     families = (number, text, binary, (pa.types.is_decimal,), (pa.types.is_duration,), (pa.types.is_time,))
     return any(any(test(one) for test in tests) and any(test(other) for test in tests) for tests in families)
 
@@ -315,40 +322,76 @@ def from_text(text: str) -> pa.Schema:
 # -- later rows ----------------------------------------------------------------------------------------------------------
 
 
-def block_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as a block of a schema. Absent values are null; unknown keys are left out.
+Extra: TypeAlias = Literal["raise", "drop"]
 
-    Raises:
-        pa.ArrowException, OverflowError, UnicodeEncodeError: a row does not fit; `misfit` says why.
+
+class MisfitError(ValueError):
+    """A block, or one of several rows, does not fit a schema. Whoever catches it adds the place and the remedy.
+
+    Args:
+        column: the name of the column, which may have the wrong type, or may be too many.
+        found: the type there, in words.
+        wanted: the type by the schema, in words; None where the schema has no such column, or the type no such key.
+        why: more words; the only ones if `wanted` is None.
+        row: gives the number of the first row that does not fit, which takes a search in a block.
     """
-    if not schema.names:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
-    columns = [as_column([row.get(field.name) for row in rows], field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def __init__(
+        self, column: str, found: str, wanted: str | None, why: str = "", row: Callable[[], int] = lambda: 0
+    ) -> None:
+        kinds = f"column {column!r} is {wanted} by the schema but {found} here{why and f' ({why})'}"
+        super().__init__(why if wanted is None else kinds)
+        self.column, self.found, self.wanted, self.why, self.row = column, found, wanted, why, row
+
+    def told(self, remedy: str = OF_FILES) -> str:
+        """The message with a remedy: this one where the type is another, one beside it where a column or a key is unknown."""
+        unknown = UNKNOWN if remedy == OF_FILES else _EVERY
+        return f"{self}; {unknown if self.wanted is None else remedy}"
 
 
-def fitting(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch | None:
-    """Rows as a block of a schema; None where a row does not fit, or has an unknown key."""
-    try:
-        block = block_of(rows, schema)
-    except UNFIT:
-        return None
-    return block if set().union(*rows) <= set(schema.names) else None
+def conform(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A block with the columns and types of a schema. Absent columns are null.
 
-
-def fitted(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A block with the columns and types of a schema. Absent columns are null; unknown columns are left out.
+    Price: 1 us where the block is as the schema says.
 
     Raises:
-        pa.ArrowException: a column does not fit.
+        MisfitError: the schema lacks a column, or a value has no equal in the type of its column.
     """
     if block.schema.equals(schema):
         return block
+    if unknown := [field for field in block.schema if field.name not in schema.names]:
+        name, found = unknown[0].name, type_name(unknown[0].type)
+        raise MisfitError(name, found, None, f"column {name!r} is not in the schema ({', '.join(schema.names)})")
     columns = []
     for field in schema:
         place = block.schema.get_field_index(field.name)
-        columns.append(pa.nulls(block.num_rows, field.type) if place < 0 else _cast(block.column(place), field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else block.select([])
+        columns.append(pa.nulls(block.num_rows, field.type) if place < 0 else _fitted(block.column(place), field))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
+    with suppress(*UNFIT):
+        return _cast(array, field.type)
+
+    def part(first: int, last: int) -> pa.Array:
+        """Some rows by themselves: a slice shares the values inside its lists with other rows, and a null may hide a list."""
+        return _cast(as_plain(array, plain(array.type)).take(array_of(np.arange(first, last))), field.type)
+
+    def row() -> int:
+        first, last = 0, len(array)
+        while last - first > 1:
+            middle = (first + last) // 2
+            try:
+                part(first, middle)
+                first = middle
+            except UNFIT:
+                last = middle
+        return first
+
+    try:
+        return part(0, len(array))
+    except UNFIT as error:
+        raise MisfitError(field.name, type_name(array.type), type_name(field.type), str(error), row) from error
 
 
 def fits(own: pa.DataType, kind: pa.DataType) -> bool:
@@ -358,70 +401,68 @@ def fits(own: pa.DataType, kind: pa.DataType) -> bool:
     >>> fits(pa.int64(), pa.int8()), fits(pa.float64(), pa.int8()), fits(pa.int64(), pa.string())
     (True, False, False)
     """
-    return own == kind or (_alike(own, kind) and not _loses(own, kind))
+    return own == kind or (_alike(own, kind) and not _rounds(own, kind))
 
 
-def misfit(row: Mapping[str, Any], schema: pa.Schema, closed: bool, remedy: str = OF_FILES) -> str | None:
-    """The reason why a row does not fit a schema; None where it fits. `closed`: it may have no other keys."""
-    if closed and (unknown := next((name for name in row if name not in schema.names), None)):
-        return (
-            f"key {unknown!r} is not in the schema ({', '.join(schema.names)}), which the first {SAMPLE_ROWS:,} rows "
-            f"decide where none is given; {_known(remedy)}"
+def conform_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, *, extra: Extra = "raise") -> pa.RecordBatch:
+    """Rows as a block of a schema. Absent values are null.
+
+    Args:
+        extra: what becomes of keys that are not in the schema.
+    Raises:
+        MisfitError: a row does not fit, or has a key that is not in the schema.
+    """
+    with suppress(*UNFIT):
+        if extra == "drop" or set().union(*rows) <= set(schema.names):
+            if not schema.names:
+                return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+            columns = [as_column([row.get(field.name) for row in rows], field.type) for field in schema]
+            if all(field.nullable or not column.null_count for field, column in zip(schema, columns)):
+                return pa.RecordBatch.from_arrays(columns, schema=schema)
+    for number, row in enumerate(rows):
+        if error := misfit(row, schema, extra):
+            error.row = partial(int, number)
+            raise error
+    raise MisfitError("", "", None, "these rows fit one by one only")
+
+
+def misfit(row: Mapping[str, Any], schema: pa.Schema, extra: Extra = "raise") -> MisfitError | None:
+    """Why a row does not fit a schema; None where it fits."""
+    if extra == "raise" and (unknown := [name for name in row if name not in schema.names]):
+        words = (
+            f"key {unknown[0]!r} is not in the schema ({', '.join(schema.names)}), which the first {SAMPLE_ROWS:,} rows "
+            "decide where none is given"
         )
+        return MisfitError(unknown[0], _type_of(row[unknown[0]]), None, words)
     for field in schema:
         value = row.get(field.name)
-        if message := unknown_key(field.name, value, field.type, remedy) or _unfit(
-            field.name, value, field.type, remedy
-        ):
-            return message
+        if error := unknown_key(field.name, value, field.type) or _unfit(value, field):
+            return error
     return None
 
 
-OF_RESULTS: Final = "return one type in every sample"
-_EVERY: Final = "return it in every sample, None where there is nothing to say"
-
-
-def _known(remedy: str) -> str:
-    """The remedy for an unknown key, beside this remedy for a type."""
-    return UNKNOWN if remedy == OF_FILES else _EVERY
-
-
-def unknown_key(name: str, value: Any, kind: pa.DataType, remedy: str = OF_FILES) -> str | None:
-    """The message for a key inside a value that the column's type does not have, and would drop; None where there is none."""
+def unknown_key(name: str, value: Any, kind: pa.DataType) -> MisfitError | None:
+    """The error for a key inside a value that the column's type does not have, and would drop; None where there is none."""
     if pa.types.is_list(kind) and isinstance(value, list) and pa.types.is_nested(kind.value_type):
-        return next(filter(None, (unknown_key(f"{name}[]", inner, kind.value_type, remedy) for inner in value)), None)
+        return next(filter(None, (unknown_key(f"{name}[]", inner, kind.value_type) for inner in value)), None)
     if pa.types.is_struct(kind) and isinstance(value, dict):
         for key, inner in value.items():
             if kind.get_field_index(key) < 0:
-                return f"key {key!r} of column {name!r} is not in the schema ({kind}); {_known(remedy)}"
-            if message := unknown_key(f"{name}.{key}", inner, kind.field(key).type, remedy):
-                return message
+                words = f"key {key!r} of column {name!r} is not in the schema ({kind})"
+                return MisfitError(name, _type_of(inner), None, words)
+            if error := unknown_key(f"{name}.{key}", inner, kind.field(key).type):
+                return error
     return None
 
 
-def _unfit(name: str, value: Any, kind: pa.DataType, remedy: str) -> str | None:
+def _unfit(value: Any, field: pa.Field) -> MisfitError | None:
+    kind, wanted = field.type, type_name(field.type)
     with suppress(*UNFIT):
         as_column([value], kind)
-        return None
+        return None if field.nullable or value is not None else MisfitError(field.name, "null", f"{wanted} not null")
     rounded = type(value) is int and pa.types.is_floating(kind)
-    here = f"the integer {value}, which it would round," if rounded else _type_of(value)
-    return f"column {name!r} is {type_name(kind)} by the schema but {here} here; {remedy}"
-
-
-def first_misfit(block: pa.RecordBatch, schema: pa.Schema) -> tuple[str, int]:
-    """The column and the row of the first value of a block that cannot be `fitted`."""
-
-    def fits(part: pa.RecordBatch) -> bool:
-        try:
-            fitted(part, schema)
-        except pa.ArrowException:
-            return False
-        return True
-
-    column = next(column for name in block.schema.names if not fits(column := block.select([name])))
-    every = range(block.num_rows)  # a slice would share the values inside its lists with other rows
-    row = next((row for row in every if not fits(column.take(pa.array([row])))), 0)
-    return column.schema.names[0], row
+    found = f"the integer {value}, which it would round," if rounded else _type_of(value)
+    return MisfitError(field.name, found, wanted)
 
 
 def may_be_rounded(array: pa.Array) -> bool:
@@ -442,14 +483,14 @@ def has_floats(kind: pa.DataType) -> bool:
     return any_part(kind, pa.types.is_floating)
 
 
-def _loses(own: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether Arrow would silently make integers of floats, or leave keys out."""
+def _rounds(own: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether Arrow would make integers of floats."""
     if pa.types.is_integer(kind):
         return bool(pa.types.is_floating(own))
     if pa.types.is_list(kind) and pa.types.is_list(own):
-        return _loses(own.value_type, kind.value_type)
+        return _rounds(own.value_type, kind.value_type)
     if pa.types.is_struct(kind) and pa.types.is_struct(own):
-        return any(kind.get_field_index(one.name) < 0 or _loses(one.type, kind.field(one.name).type) for one in own)
+        return any(_rounds(one.type, kind.field(one.name).type) for one in own)
     return False
 
 
