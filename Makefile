@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Many a test starts Python: our sources are compiled once, and not by each, whatever the machine says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test ray mutants soak isolation docs dist compat lint types format count gpu bench clean
+.PHONY: help demo test ray mutants mutate soak isolation docs dist compat lint types format count gpu bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s%s\n", $$1, $$2 }'
@@ -25,8 +25,11 @@ test: lint types  ## lint, types, tests, doctests, code blocks of README, CONTRI
 ray: $(VENV)/.dev  ## tests on a Ray cluster of two workers, which this machine is
 	$(BIN)/pytest -m "ray and not mutant" $(ARGS)
 
-mutants: $(VENV)/.dev  ## whether the tests bite: 400 faults that one of them must find; after a change of tests
+mutants: $(VENV)/.dev  ## whether the tests bite: 60 faults, each of which a test named for it must find; after a change of tests
 	$(BIN)/pytest $(SPREAD) -m mutant tests/test_mutants.py $(ARGS)
+
+mutate: $(VENV)/.dev  ## whether the tests bite elsewhere: 200 faults at random places against the tests of their rooms; an hour
+	$(BIN)/python -m tools.mutate $(ARGS)
 
 soak: $(VENV)/.dev  ## the tests for hours: new examples each time, 1,000 of each law, ten times the kills, Ctrl-C anywhere
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest $(SPREAD) --timeout=7200 $(ARGS)
