@@ -254,7 +254,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "text that is no UTF-8 goes on",
-        "brimful.sources:faults",
+        "brimful.sources:damaged_rows",
         gives(lambda found: {}),
         of("sources/test_columnar", "test_text_that_is_no_utf8_is_an_error_at_its_row_alone"),
     ),

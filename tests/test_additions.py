@@ -111,3 +111,54 @@ def test_a_new_format_has_a_name(rec: Path) -> None:
     assert [row["id"] for row in bf.from_files(rec / "a.dat", format="rec")] == [1, 2]
     with pytest.raises(ValueError, match=r"^format must be one of auto, jsonl, .*, arrow, rec, or a function"):
         bf.from_files(rec / "a.dat", format="excel")
+
+
+VERB = '''
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from brimful.rows.columns import Blockwise
+from brimful.tables.blocks import Block
+from brimful.tables.ragged import column_of, with_column
+
+
+@dataclass(frozen=True)
+class Lowercase(Blockwise):
+    """A text column in lower case."""
+
+    column: str
+
+    def apply(self, block: Block) -> Block:
+        return with_column(block, self.column, pc.utf8_lower(column_of(block, self.column)))
+'''
+
+
+def test_a_new_verb_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read as streams, over epochs and by ranks, resumes, says what it is, and is held against states, as others are."""
+    (tmp_path / "lowercase.py").write_text(VERB)
+    monkeypatch.syspath_prepend(tmp_path)
+    lowercase = importlib.import_module("lowercase")
+    for shard in range(4):
+        lines = (f'{{"text": "Row {shard} {row}", "other": "B"}}\n' for row in range(30))
+        (tmp_path / f"{shard}.jsonl").write_text("".join(lines))
+
+    def data(column: str = "text", streams: int | None = None, repeat: bool = False) -> bf.Dataset:
+        files = bf.from_files(str(tmp_path / "*.jsonl"), shuffle_shards=True, streams=streams, repeat=repeat)
+        return bf.Dataset(lowercase.Lowercase(files.stage, column), files.repeats)
+
+    texts = sorted(sample["text"] for sample in data())
+    assert texts == sorted(f"row {shard} {row}" for shard in range(4) for row in range(30))
+    assert repr(data()).startswith("Dataset(from_files(shuffle_shards) > lowercase")
+    assert data().kind == "streamed (by from_files)"
+    assert_exact_resume(data)
+    assert_exact_resume(lambda: data(streams=2))
+
+    def batches(rank: int = 0, world_size: int = 1) -> bf.Batches:
+        tokens = data(streams=2, repeat=True).tokenize(lambda texts: [list(text.encode()) for text in texts])
+        return tokens.batch_by_tokens(256, window=40).shard(rank, world_size)
+
+    alone = [batch["input_ids"].tolist() for batch in islice(batches().iter(), 8)]
+    assert len({str(batch) for batch in alone}) == 8
+    with pytest.raises(bf.StateError, match=r"lowercase\.column was 'text' when it was saved and is 'other' here"):
+        data("other").iter(data().iter().state_dict())

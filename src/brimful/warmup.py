@@ -146,7 +146,7 @@ class Synthetic(Stage[Any]):
 
     make: Callable[[Any], Any] = not_in_state()
     wanted: tuple[Any, ...] = not_in_state()
-    known: BatchFacts | None = not_in_state()
+    known: BatchFacts = not_in_state()
 
     def facts(self, *inputs: Facts) -> Facts:
         return following(self, batches=self.known)

@@ -224,7 +224,7 @@ class Thread(threading.Thread):
 
     def __init__(self, target: Callable[[], object], name: str, stopping: Collection[None]) -> None:
         super().__init__(target=target, name=f"brimful-{name}", daemon=True)
-        self.stopping = stopping
+        self.stopping: Collection[None] = stopping
 
     def begin(self) -> None:
         """Starts it by another one: a Ctrl-C inside of `Thread.start` leaves it in between."""

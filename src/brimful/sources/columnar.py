@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from brimful.core.counters import OnError
 from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import Bytes, PrefetchedFile
-from brimful.sources.format import Format, Parsed, Piece, Position, RecordParser, ShardReader, parse_by_halves
+from brimful.sources.format import Errors, Format, Parsed, Piece, Position, RecordParser, ShardReader, parse_by_halves
 from brimful.tables.blocks import Block
 from brimful.tables.plain import inside, plain, without_extensions
 from brimful.tables.ragged import EMPTY, array_of
@@ -197,7 +197,7 @@ class ColumnParser(RecordParser[int]):
     bad: dict[int, str]
     schema: pa.Schema
     on_error: OnError
-    refused = (MisfitError,)
+    refused: ClassVar[Errors] = (MisfitError,)
 
     def parsed(self) -> Parsed:
         every = range(self.batch.num_rows)

@@ -356,7 +356,7 @@ class SampleParser(RecordParser[Sample | str]):
     schema: pa.Schema
     closed: bool
     on_error: OnError
-    refused = (MisfitError,)
+    refused: ClassVar[Errors] = (MisfitError,)
 
     def block(self, records: Sequence[Any]) -> Block:
         return conform_rows(records, self.schema, extra="raise" if self.closed else "drop")

@@ -341,7 +341,11 @@ class MisfitError(ValueError):
     ) -> None:
         kinds = f"column {column!r} is {wanted} by the schema but {found} here{why and f' ({why})'}"
         super().__init__(why if wanted is None else kinds)
-        self.column, self.found, self.wanted, self.why, self.row = column, found, wanted, why, row
+        self.column: str = column
+        self.found: str = found
+        self.wanted: str | None = wanted
+        self.why: str = why
+        self.row: Callable[[], int] = row
 
     def told(self, remedy: str = OF_FILES) -> str:
         """The message with a remedy: this one where the type is another, one beside it where a column or a key is unknown."""
