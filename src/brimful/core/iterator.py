@@ -287,7 +287,7 @@ def _interrupt(error: BaseException, outer: BaseException | None) -> BaseExcepti
     while here is not None and here is not outer:
         if isinstance(here, KeyboardInterrupt | SystemExit):
             return here
-        here = here.__context__
+        here = here.__cause__ or here.__context__  # a thread that raises an error again may give it another context
     return None
 
 
