@@ -833,7 +833,7 @@ TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
 }  # batches to what is trained on
 SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Unbatch: on(Unbatch)}  # rows to dicts
 STREAMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
-    RoundRobin: st.just(lambda upstream: RoundRobin(upstream, facts_of(upstream).streams))
+    RoundRobin: st.just(lambda upstream: RoundRobin(upstream, facts_of(upstream).streams()))
 }  # streams of anything to one
 ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to anything
     Ahead: on(Ahead, depth=few, name="test"),

@@ -273,7 +273,7 @@ class Batches:
         >>> bf.from_files("corpus/*.jsonl", streams=8).batch(4).streams
         8
         """
-        return facts_of(self.stage).streams
+        return facts_of(self.stage).streams()
 
     @property
     def micro_batches(self) -> int | None:
@@ -538,7 +538,7 @@ def batches_of(
                 "leave balance_cost out"
             )
     shuffle = False if planner.in_order else shuffle
-    if shuffle is True and (parts > 1 or (order.balance_cost is not None and data.streams is not None)):
+    if shuffle is True and (parts > 1 or (order.balance_cost is not None and data.streams() is not None)):
         shuffle = "stratified"
     said = columns.pad_values if form.pad_side and isinstance(columns.pad_values, Mapping) else ()
     known = paddings({name: made for name, made in data.tokenizers().items() if name not in said})
@@ -582,8 +582,8 @@ def batches_of(
         labels_follow=rules.labels_follow,
         window=rows or window,
     )
-    if data.streams is not None:
-        planned = RoundRobin(planned, data.streams)
+    if (streams := data.streams()) is not None:
+        planned = RoundRobin(planned, streams)
     if data.one_by_one:
         planned = Narrowed(planned)
     if parts > 1:

@@ -1262,7 +1262,7 @@ class Dataset:
     @property
     def _samples(self) -> Stage[Sample]:
         """Rows as samples; of several streams, a block's worth of them ahead of use in all."""
-        streams = facts_of(self.stage).streams
+        streams = facts_of(self.stage).streams()
         if streams is None:
             return Unbatch(Repeat(self.stage) if self.repeats else self.stage)
         turns = RoundRobin(Unbatch(self.stage), streams, ahead=max(1, BLOCK_ROWS // streams))

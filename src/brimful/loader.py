@@ -273,7 +273,7 @@ class Loader(IterableDataset[Any]):
         """After the last batch that was taken."""
         epoch, place, batches = self.epoch, self._place_now(), self.batches
         steps = None if self.steps_per_epoch is None else self._steps
-        return lambda: as_text(epoch, place(), facts_of(batches.stage).streams, steps)
+        return lambda: as_text(epoch, place(), facts_of(batches.stage).streams(), steps)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Makes the next iteration continue from a state. After an error, the loader stays where it was.

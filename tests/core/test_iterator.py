@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.core import iterator
 from brimful.core.header import header_of
 from brimful.core.run import JOIN_SECONDS
 from brimful.core.stats import Stats
@@ -725,3 +727,51 @@ def test_an_empty_dict_is_no_state() -> None:
         batches.iter({})
     with pytest.raises(bf.StateError, match=r"\(got an empty dict\); without one it begins at the start$"):
         batches.loader().load_state_dict({})
+
+
+# -- closed from inside ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What `close` waits for, in slices."""
+    found: list[float] = []
+    clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=time.perf_counter, sleep=found.append)
+    monkeypatch.setattr(iterator, "time", clock)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["streams", "mixture", "files"])
+def test_a_function_in_a_worker_closes_its_iterator_and_waits_for_nobody(
+    kind: str, tmp_path: Path, waits: list[float]
+) -> None:
+    for shard in range(2):
+        (tmp_path / f"{shard}.jsonl").write_text("".join(f'{{"id": {row}}}\n' for row in range(60)))
+    files = bf.from_files(str(tmp_path / "*.jsonl"), streams=2 if kind == "streams" else None)
+    data = bf.interleave_datasets([files, files]) if kind == "mixture" else files
+    box: list[Any] = []
+
+    def closes(sample: Any) -> Any:
+        if box and sample["id"] % 10 == 3:
+            box.pop().close()
+        return sample
+
+    it = data.map(closes, max_workers=2).iter()
+    box.append(it)
+    assert len(list(it)) < 120
+    assert waits == []
+
+
+def test_a_run_that_is_closed_inside_another_takes_only_itself_away(waits: list[float]) -> None:
+    plans = bf.from_sequence([[1]] * 50).batch(4).plans()
+    next(plans)
+
+    def closes(sample: Any) -> Any:
+        if sample["i"] == 30:
+            plans.close()  # type: ignore[attr-defined]
+            it.close()
+        return sample
+
+    it = bf.from_sequence([{"i": number} for number in range(50)]).map(closes).iter()
+    assert len(list(it)) < 50
+    assert waits == []

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -135,3 +136,12 @@ def test_a_stage_that_knows_its_columns_is_not_read_for_them() -> None:
 
     both = bf.concat_datasets([letters("a").stream(), bf.Dataset(Unread())])
     assert next(iter(both)) == {"letter": "a", "number": None}
+
+
+def test_streams_that_differ_are_refused_where_they_are_read_as_streams(tmp_path: Path) -> None:
+    for shard in range(2):
+        (tmp_path / f"{shard}.jsonl").write_text('{"id": 1}\n')
+    both = bf.concat_datasets([bf.from_sequence([{"id": 0}]), bf.from_files(str(tmp_path / "*.jsonl"), streams=2)])
+    assert len(both.cache()) == 3
+    with pytest.raises(ValueError, match=r"must have equally many streams \(got None, 2\)"):
+        both.batch(2)

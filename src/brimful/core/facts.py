@@ -32,7 +32,8 @@ class Facts:
         num_rows: how many rows an epoch of indexed data has; None: not known.
         num_items: how many items an epoch has, where that is known without reading: counted up to a number. None: not known.
         ends: whether it has an end, as far as the description says it.
-        streams: into how many streams it divides its data; None where it does not.
+        streams: into how many streams it divides its data; None where it does not. Raises a ValueError where the sources of a
+            mixture differ in that.
         streamed_by: the first verb after which samples cannot be had by number; "" where they can.
         order_by: the first verb for which a row does not depend on one row of a file alone; "" where none is: then rows may be
             worked out anywhere. They keep their order, and where they came from.
@@ -63,7 +64,7 @@ class Facts:
     num_rows: Callable[[], int | None] = lambda: None
     num_items: Callable[[int | None], int | None] = lambda most: None
     ends: Callable[[], bool] = lambda: True
-    streams: int | None = None
+    streams: Callable[[], int | None] = lambda: None
     streamed_by: str = ""
     order_by: str = ""
     seam: Seam = "ends"
@@ -99,9 +100,6 @@ _KEPT: Final = "facts so far"
 def following(stage: Stage[Any], *inputs: Facts, **known: Any) -> Facts:
     """The facts of a stage of which nothing is known but its inputs, and what is `known`: its rows are other ones, streamed by
     its verb, in epochs that end.
-
-    Raises:
-        ValueError: the sources of a mixture differ in their streams.
     """
     called = filter(is_function, settings_of(stage).values())
     own = [f"{verb_of(stage)}({name_of(getattr(value, 'func', value))})" for value in called]
@@ -111,7 +109,7 @@ def following(stage: Stage[Any], *inputs: Facts, **known: Any) -> Facts:
         num_rows=lambda: None,
         num_items=inputs[0].num_items if inputs else Facts.num_items,
         ends=lambda: all(each.ends() for each in inputs),
-        streams=_streams(stage, inputs),
+        streams=lambda: _streams(stage, inputs),
         streamed_by=next((each.streamed_by for each in inputs if each.streamed_by), verb_of(stage)),
         order_by=next((each.order_by for each in inputs if each.order_by), named(stage)),
         seam="passes" if one.carries else "ends",
@@ -142,14 +140,14 @@ def row_by_row(stage: Stage[Any], one: Facts, **known: Any) -> Facts:
 
 
 def _streams(stage: Stage[Any], inputs: tuple[Facts, ...]) -> int | None:
-    counts = {each.streams: None for each in inputs}
-    if len(counts) > 1:
-        got = ("None" if each.streams is None else f"{each.streams:,}" for each in inputs)
+    counts = [each.streams() for each in inputs]
+    if len({*counts}) > 1:
+        got = ("None" if count is None else f"{count:,}" for count in counts)
         raise ValueError(
             f"the data sets of {named(stage)} must have equally many streams (got {', '.join(got)}); "
             "give each the same from_files(streams=...)"
         )
-    return next(iter(counts), None)
+    return counts[0] if counts else None
 
 
 def _joined(inputs: tuple[Facts, ...]) -> Tokenizers:
@@ -187,7 +185,7 @@ def refuse_streams(stage: Stage[Any], method: str, does: str = "counts") -> None
     Raises:
         ValueError: naming the method and the ways out.
     """
-    count = facts_of(stage).streams
+    count = facts_of(stage).streams()
     if count is not None and count > 1:
         instead = "count batches instead (Batches.take, Batches.enumerate), filter the rows by what is in them, or "
         raise ValueError(

@@ -20,7 +20,7 @@ from brimful.core.counters import COUNTERS, Counters, apart
 from brimful.core.facts import shown
 from brimful.core.header import VERSION, allowed, check_header, header_difference, header_of
 from brimful.core.replay import keep_weights, shards_differ
-from brimful.core.run import JOIN_SECONDS, Run, check_process
+from brimful.core.run import JOIN_SECONDS, Run, check_process, runs_here
 from brimful.core.stage import END, Stage, State
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
@@ -101,8 +101,12 @@ class ResumableIterator(Iterator[T], Generic[T]):
             if self._items is not None and self._reached is not self._state:  # a Ctrl-C came while it was being closed
                 self._stop()
             try:
-                with self._run.entered():
+                runs = runs_here()
+                try:
+                    runs.append(self._run)
                     item, after, error = self._context.run(self._take)
+                finally:
+                    self._run.leave(runs)
             except RuntimeError:  # of `run` itself: somebody else is in this context
                 raise RuntimeError(
                     "this iterator is in use: another thread is inside its `next`, or a function that it runs calls it; give "

@@ -52,6 +52,7 @@ class Run:
         handled: the id of the exception that whoever consumes handles meanwhile, and is none of ours.
         other_rows_allowed: whether rows may differ from those that a state was saved over.
         shards: how the list of shards differs from that of the state, as the user allows it.
+        several: whether it is of a loader, whose iterators share workers.
         ahead: whether the code that was handed this runs ahead of the consumer, beside whatever that does.
         replay: the runs of mixtures so far, while it is found out how far a state has them read again: meanwhile nobody reads
             ahead. None: otherwise.
@@ -67,6 +68,7 @@ class Run:
         self.handled: int = id(None)
         self.other_rows_allowed: bool = False
         self.shards: str = ""
+        self.several: bool = False
         self.ahead: bool = False
         self.replay: list[Any] | None = None
         self.step: int = 1
@@ -77,6 +79,7 @@ class Run:
     def kept_by(owner: object) -> Run:
         """One that is closed when `owner` has gone, by the process that made it."""
         kept = Run()
+        kept.several = True
         finalize(owner, _close_here, kept).atexit = False  # by then all has been stopped
         return kept
 
@@ -98,24 +101,30 @@ class Run:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Within, the code of this thread is the run's."""
-        runs = _here()
-        before = len(runs)
+        runs = runs_here()
         try:
             runs.append(self)
             yield
         finally:
-            del runs[before:]
+            self.leave(runs)
+
+    def leave(self, runs: list[Run]) -> None:
+        """Takes this one, if it is there, off the runs whose code a thread is in: the last to come, unless it is closed late."""
+        for place in range(len(runs) - 1, -1, -1):
+            if runs[place] is self:
+                del runs[place]
+                return
 
     @property
     def is_here(self) -> bool:
         """Whether the code of this thread is the run's."""
-        return any(run._stops is self._stops for run in _here())
+        return any(run._stops is self._stops for run in runs_here())
 
     @staticmethod
     def here() -> Run | None:
         """The run whose code this thread is in: for files, stores and tokenizers, which lie far below the stages that are handed
         it. None: outside of any, and where several share a thread."""
-        runs = _here()
+        runs = runs_here()
         return runs[-1] if runs else None
 
     def stop(self) -> list[threading.Thread]:
@@ -177,9 +186,12 @@ class Run:
 _LOCAL: Final = threading.local()
 
 
-def _here() -> list[Run]:
-    """The runs whose code this thread is in, each inside the one before it."""
-    found: list[Run] = vars(_LOCAL).setdefault("runs", [])
+def runs_here() -> list[Run]:
+    """The runs whose code this thread is in, each inside the one before it. Price: 50 ns."""
+    try:
+        found: list[Run] = _LOCAL.runs
+    except AttributeError:
+        found = _LOCAL.runs = []
     return found
 
 

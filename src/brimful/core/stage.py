@@ -79,7 +79,7 @@ def running(stage: Stage[T], at: State, run: Run | None = None) -> Iterator[Iter
     elif run is None:
         alone = Run()
         try:
-            with alone.entered(), closing(stage.items(at, alone)) as items:
+            with closing(stage.items(at, alone)) as items:
                 yield items
         finally:
             alone.close()

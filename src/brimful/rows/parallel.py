@@ -143,7 +143,7 @@ class Parallel:
             return
         owner = run.owner or run
         kept: _Pool = owner.pools.get(id(self)) or owner.pools.setdefault(id(self), self._pool(fn, name))
-        kept.workers.belong(owner, shared=owner is not run)  # each time: a Ctrl-C may have come before the first
+        kept.workers.belong(owner, shared=owner.several)  # each time: a Ctrl-C may have come before the first
         yield kept
 
     def _pool(self, fn: Callable[..., Any], name: str) -> _Pool:

@@ -82,7 +82,7 @@ class FromFiles(Stage[Block]):
         return following(
             self,
             schema=lambda: vars(self).get("_schema", self.schema),
-            streams=self.streams,
+            streams=lambda: self.streams,
             order_by="",
             draws=int(self.shuffle_shards),
             newest=lambda: max(((shard.written, shard.url) for shard in self.urls.listed), default=(0.0, "")),
