@@ -875,7 +875,7 @@ def test_all_that_the_assistant_says_trains_by_each_template_of_others(package: 
         theirs = rendered_by(found, row)
         if theirs is None:
             continue
-        turns = rendered(followed(template), row["messages"], row.get("tools"), "assistant")
+        turns = rendered(followed(template), row["messages"], row.get("tools"), "assistant")()
         (made,) = labelled(found, [turns])
         if isinstance(made, Exception):
             assert not re.search("z[ACR]", theirs), (name, kind, made)
@@ -926,7 +926,7 @@ def test_what_trl_marks_in_its_templates_for_training_trains() -> None:
     for (plain, marked), kind in product(pairs, KINDS):
         row, both = conversation("chatml", kind), [templates[one] for one in (plain, marked)]
         try:
-            own, theirs = (rendered(followed(one), row["messages"], row.get("tools"), "assistant") for one in both)
+            own, theirs = (rendered(followed(one), row["messages"], row.get("tools"), "assistant")() for one in both)
         except Exception:
             continue
         if own.text != theirs.text:

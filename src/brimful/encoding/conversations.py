@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -37,17 +38,21 @@ class Labelled(NamedTuple):
     trained: NDArray[np.bool_]
 
 
-def rendered(template: ChatTemplate, messages: list[Any], tools: Any, train_on: TrainOn) -> Turns:
-    """A conversation as text, and what of it trains.
+def rendered(template: ChatTemplate, messages: list[Any], tools: Any, train_on: TrainOn) -> Callable[[], Turns]:
+    """Renders a conversation, and returns a function that finds what of it trains.
 
-    Raises:
+    Raises (as the function does):
         DataError: nobody spoke whom `train_on` names; a mark is not 0 or 1; the template does not tell who says what.
         Exception: what the template raises.
     """
-    marks = {number: mark for number, message in enumerate(messages) if (mark := _mark(message, number)) is not None}
+    marks = {
+        number: mark
+        for number, message in enumerate(messages)
+        if not message.keys().isdisjoint(_MARKS) and (mark := _mark(message, number)) is not None
+    }
     off = [number for number, mark in marks.items() if not mark]
     if train_on == "all":
-        return template.whole(messages, tools, off)
+        return partial(template.whole, template.talk(messages, tools), off)
     if train_on == "marked":
         spoken = [number for number, mark in marks.items() if mark]
     else:
@@ -64,14 +69,19 @@ def rendered(template: ChatTemplate, messages: list[Any], tools: Any, train_on: 
             f"no message is left to train on: train_on={train_on!r} and {', '.join(_MARKS)} of the messages leave none. Leave "
             "such rows out (on_error='skip')"
         )
-    if template.marks:
-        found = template.turns(messages, tools, own, without=off if train_on == "assistant" else None)
+    talk = template.talk(messages, tools)
+    if not template.marks:
+        return partial(template.turns, talk, own)
+
+    def marked() -> Turns:
+        found = template.turns(talk, own, without=off if train_on == "assistant" else None)
         if not any(begin < end for begin, end in found.spans):
             raise DataError(
                 f"the chat template marks nothing by {{% generation %}} in {len(own)} turns of the assistant"
             )
         return found
-    return template.turns(messages, tools, own)
+
+    return marked
 
 
 def labelled(tokenizer: Any, texts: Sequence[Turns]) -> list[Labelled | DataError]:
@@ -85,22 +95,22 @@ def labelled(tokenizer: Any, texts: Sequence[Turns]) -> list[Labelled | DataErro
     rows, places_of = _tokenized(tokenizer, [one.text for one in texts])
     made: list[Labelled | DataError] = []
     for number, (one, ids) in enumerate(zip(texts, rows)):
-        borders = {at for span in one.spans for at in span} | {at for at, _ in one.begins}
-        places = places_of(number, sorted(borders))
-        over = {at for at, _ in one.spans if places[at].across} | {at for at, _ in one.begins if places[at].across}
+        begins = (*one.spans, *one.begins)
+        places = places_of(number, sorted({at for at, _ in begins} | {end for _, end in one.spans}))
+        over = {at for at, _ in begins if places[at][1]}
         # a special token takes the white space after it, if it is told to
-        special = {at for at in over if _is_special(tokenizer, ids[places[at].token])}
-        if odd := next((begin for begin in one.begins if begin[0] in over - special), None):
-            made.append(_across(tokenizer, ids, places[odd[0]].token, odd[1], one.text[odd[0] - 1]))
+        special = {at for at in over if _is_special(tokenizer, ids[places[at][0]])}
+        if over and (odd := next((begin for begin in one.begins if begin[0] in over - special), None)):
+            made.append(_across(tokenizer, ids, places[odd[0]][0], odd[1], one.text[odd[0] - 1]))
             continue
         trained = np.zeros(len(ids), bool)
         for begin, end in one.spans:
-            last = places[end]
-            trained[places[begin].token + (begin in special) : last.token + last.across] = True
+            (first, _), (last, across) = places[begin], places[end]
+            trained[first + (begin in special) : last + across] = True
         tokens = np.array(ids, np.int32)
         if one.end is not None:
             tokens, trained = np.append(tokens, np.int32(one.end)), np.append(trained, True)
-        if not trained.any():
+        if not np.count_nonzero(trained):
             made.append(DataError("what trains has no token; leave such rows out (on_error='skip')"))
             continue
         trained[:1] = False  # nothing predicts the first token
@@ -127,12 +137,8 @@ def _across(tokenizer: Any, ids: Sequence[int], at: int, message: int, before: s
     )
 
 
-class _Place(NamedTuple):
-    """The token that holds a character, by its number, and whether it holds earlier ones, too."""
-
-    token: int
-    across: bool
-
+_Place: TypeAlias = tuple[int, bool]
+"""The number of the token that holds a character, and whether it holds earlier ones, too."""
 
 _Places: TypeAlias = Callable[[int, list[int]], dict[int, _Place]]
 """Where some characters of a text are among its tokens. Args: the number of the text, and the characters, ascending."""
@@ -159,14 +165,18 @@ def _tokenized(tokenizer: Any, texts: list[str]) -> tuple[Sequence[Sequence[int]
 def _by_offsets(encoding: Any, text: str, places: list[int]) -> dict[int, _Place]:
     """By the characters of each token. Price: .5 us a place; 60 ns a token where there are many places."""
     if len(places) <= _FEW:
-        found = [encoding.char_to_token(place) if place < len(text) else len(encoding) for place in places]
-        if None not in found:
-            begins = (encoding.token_to_chars(token)[0] if token < len(encoding) else len(text) for token in found)
-            return {at: _Place(token, begin < at) for at, token, begin in zip(places, found, begins)}
+        found: dict[int, _Place] = {}
+        for at in places:
+            token = encoding.char_to_token(at) if at < len(text) else len(encoding)
+            if token is None:
+                break
+            found[at] = token, at < len(text) and encoding.token_to_chars(token)[0] < at
+        else:
+            return found
     offsets = np.array([*encoding.offsets, (len(text), len(text))], np.int64).reshape(-1, 2)
     tokens = np.searchsorted(offsets[:-1, 1], places, "right")  # those that end after a place
     across = offsets[tokens, 0] < places
-    return {at: _Place(*found) for at, *found in zip(places, tokens.tolist(), across.tolist())}
+    return dict(zip(places, zip(tokens.tolist(), across.tolist())))
 
 
 _FEW: Final = 32
@@ -178,11 +188,11 @@ def _by_pieces(tokenizer: Any, text: str, ids: Sequence[int], places: list[int])
     edges = [0, *places, len(text)]
     pieces = _plain(tokenizer, [text[begin:end] for begin, end in pairwise(edges)])
     if [*chain.from_iterable(pieces)] == [*ids]:
-        return {at: _Place(token, False) for at, token in zip(places, accumulate(map(len, pieces)))}
+        return {at: (token, False) for at, token in zip(places, accumulate(map(len, pieces)))}
     found = {}
     for place, own in zip(places, _plain(tokenizer, [text[:place] for place in places])):
         same = next((at for at, (one, other) in enumerate(zip(own, ids)) if one != other), len(own))
-        found[place] = _Place(same, same < len(own))
+        found[place] = same, same < len(own)
     return found
 
 
@@ -252,8 +262,6 @@ def tools_of(tools: Any) -> Any:
 
 def _mark(message: Any, number: int) -> bool | None:
     """Whether a message says that it trains; None: it says nothing."""
-    if message.keys().isdisjoint(_MARKS):
-        return None
     given = {name: message[name] for name in _MARKS if message.get(name) is not None}
     for name, mark in given.items():
         if not isinstance(mark, bool | int | float) or mark not in (0, 1):

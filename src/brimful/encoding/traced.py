@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from itertools import pairwise
+from itertools import count
 from typing import Any, Final
 
 from jinja2 import nodes
@@ -46,8 +46,9 @@ class TracedTemplate:
         """A conversation by `tokenizer.apply_chat_template`, traced. Price: .2 us for each iteration of a loop."""
         # transformers keeps a few compiled templates, and may have compiled this one anew
         environment = self._compile(self.tree).environment
-        environment.concat = self._joined
-        environment.filters.update({_BEGIN: self._begin, _NOTE: self._note, _END: self._end, _MARK: self._mark})
+        if _NOTE not in environment.filters:
+            environment.concat = self._joined
+            environment.filters.update({_BEGIN: self._begin, _NOTE: self._note, _END: self._end, _MARK: self._mark})
         trace = self._local.trace = _Rendering()
         try:
             text = tokenizer.apply_chat_template(
@@ -69,7 +70,7 @@ class TracedTemplate:
         return "".join(found)
 
     def _begin(self, messages: Any) -> None:
-        self._local.trace.messages = {id(message): number for number, message in enumerate(messages)}
+        self._local.trace.messages = dict(zip(map(id, messages), count()))
 
     def _note(self, value: Any, loop: int, *lists: Any) -> None:
         self._local.trace.note(value, loop, lists)
@@ -115,7 +116,7 @@ class _Rendering:
         loops = self._loops
         if loops and loops[-1][0] == loop:
             loops.pop()
-        self._write_for(loops[-1][1] if loops else _NOBODY)
+            self._write_for(loops[-1][1] if loops else _NOBODY)
 
     def mark(self, begins: bool) -> None:
         """What the assistant generates begins here, or ends."""
@@ -142,19 +143,16 @@ class _Rendering:
 
     def done(self, text: str) -> Traced:
         wrote: dict[int, list[Span]] = {}
-        for owner, (begin, end) in zip(self._owners, pairwise([*self._places, len(text)])):
+        visits: dict[int, list[list[Span]]] = {}
+        for owner, begin, end in zip(self._owners, self._places, [*self._places[1:], len(text)]):
             if owner == _NOBODY or begin == end:
                 continue
-            if owner not in wrote:
-                wrote[owner] = [(begin, end)]
-                continue
-            spans = wrote[owner]
-            if not text[spans[-1][1] : begin].strip():  # a loop that looks ahead may write line ends
+            if (spans := wrote.get(owner)) is None:
+                spans = wrote[owner] = []
+                visits.setdefault(self._visits[owner], []).append(spans)
+            elif not text[spans[-1][1] : begin].strip():  # a loop that looks ahead may write line ends
                 begin = spans.pop()[0]
             spans.append((begin, end))
-        visits: dict[int, list[list[Span]]] = {}
-        for owner, spans in wrote.items():
-            visits.setdefault(self._visits[owner], []).append(spans)
         numbers = [*self._visits, _NOBODY]  # the last one is nobody's
         marked = [((begin, end), numbers[owner]) for begin, end, owner in self._marked]
         tail = self._places[-1] if self._owners[-1] == _NOBODY else len(text)

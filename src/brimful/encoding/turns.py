@@ -213,9 +213,11 @@ class ChatTemplate:
         """Whether {% generation %} says what the assistant generates."""
         return self.traced is not None and self.traced.marks
 
-    def turns(
-        self, messages: list[Any], tools: Any, own: Sequence[int], *, without: Sequence[int] | None = None
-    ) -> Turns:
+    def talk(self, messages: list[Any], tools: Any) -> _Talk:
+        """A conversation, rendered. Raises: what the template raises."""
+        return _Talk(self, self.fitted(messages), tools)
+
+    def turns(self, talk: _Talk, own: Sequence[int], *, without: Sequence[int] | None = None) -> Turns:
         """What the messages of some numbers train.
 
         Args:
@@ -223,11 +225,11 @@ class ChatTemplate:
             without: if the template has {% generation %}, all that it marks trains, whose it may be, but these messages'.
         Raises:
             DataError: it cannot be told.
-            Exception: what the template raises.
         """
-        talk = _Talk(self, self.fitted(messages), tools)
-        text = talk.traced.text
-        spans, begins, end = list[Span](), list[tuple[int, int]](), None
+        text, messages = talk.traced.text, talk.messages
+        spans: list[Span] = []  # list[Span]() would make the type anew each time
+        begins: list[tuple[int, int]] = []
+        end = None
         if self.marks:
             spans = talk.marked(own, without)
             token = ""
@@ -250,10 +252,10 @@ class ChatTemplate:
                 self._say_prefix(talk, number, parts, turn.begin)
         return Turns(text, spans, begins, end)
 
-    def whole(self, messages: list[Any], tools: Any, without: Sequence[int]) -> Turns:
+    def whole(self, talk: _Talk, without: Sequence[int]) -> Turns:
         """All of a conversation trains, but for the messages of some numbers."""
-        talk = _Talk(self, self.fitted(messages), tools)
-        text, last, end = talk.traced.text, len(messages) - 1, None
+        text, messages, end = talk.traced.text, talk.messages, None
+        last = len(messages) - 1
         if last not in without and messages[last]["role"] == "assistant" and self._ends_open(talk, last):
             end = self._end()
         left_out = sorted(span for some in talk.parts(without).values() for span in some) if without else []
@@ -478,12 +480,13 @@ class ChatTemplate:
         if empty and not self.train_empty_think:
             begin = empty.end()
         last, end = parts[-1]
-        stop = _stripped(text, max(last, begin), end)
-        token = self.special.before(text, stop, max(last, begin))
+        least = max(last, begin)
+        stop = _stripped(text, least, end)
+        token = self.special.before(text, stop, least)
         open_ = False
         if token and not self.prompt.runs_on:
             end = stop
-            self._say_twice(text, max(last, begin), end, token)
+            self._say_twice(text, least, end, token)
         else:
             following = _black(text, end)
             mark = self.special.at(text, following)
@@ -494,11 +497,11 @@ class ChatTemplate:
             elif following == len(text):
                 open_ = self._end_token not in (None, token)
         if len(parts) == 1:
-            spans = [(begin, end)]
-        else:
+            spans = [(begin, end)] if begin < end else []
+        else:  # there may be white space between two results of calls
             spans = [(begin, parts[0][1]), *parts[1:-1], (last, end)]
-            spans = [span for span in spans if not text[slice(*span)].isspace()]  # between two results of calls
-        return _Turn(header, [span for span in spans if span[0] < span[1]], empty is None, open_)
+            spans = [span for span in spans if span[0] < span[1] and not text[slice(*span)].isspace()]
+        return _Turn(header, spans, empty is None, open_)
 
     @once
     def _end_token(self) -> str | None:
@@ -563,9 +566,13 @@ class ChatTemplate:
 
     # -- what is said once ------------------------------------------------------------------------------------------------
 
+    @once
+    def _asks(self) -> bool:
+        return PROMPT in self.template
+
     def _say_prefix(self, talk: _Talk, number: int, parts: list[Span], begin: int) -> None:
         """Says once that a role is trained on: a template without add_generation_prompt cannot say where an answer begins."""
-        if PROMPT in self.template:
+        if self._asks:
             return
         said = talk.messages[number].get("content")
         if isinstance(said, str) and (said := said.strip()):
@@ -581,8 +588,8 @@ class ChatTemplate:
     def _say_calls(self, talk: _Talk, number: int, parts: list[Span]) -> None:
         """Says once that a template leaves calls out."""
         calls = talk.messages[number].get("tool_calls")
-        for name in map(_called, calls if isinstance(calls, list) else ()):
-            if name and not any(talk.traced.text.find(name, *part) >= 0 for part in parts):
+        for name in map(_called, calls) if isinstance(calls, list) else ():
+            if name and not _in_any(talk.traced.text, name, parts):
                 count(
                     "tool_calls",
                     1,
@@ -616,10 +623,13 @@ class _Talk:
         self.traced: Traced = template.render(messages, tools)
         self.bare: set[int] = set()
         """The messages whose parts have no header."""
+        self._shape: _Shape | None = None
 
-    @cached_property
+    @property
     def shape(self) -> _Shape:
-        return self.template.shape(self.messages, self.tools)
+        if self._shape is None:
+            self._shape = self.template.shape(self.messages, self.tools)
+        return self._shape
 
     @cached_property
     def first(self) -> int:
@@ -669,9 +679,10 @@ class _Talk:
         Raises:
             DataError: that cannot be told.
         """
-        found, lost = dict[int, list[Span]](), list[int]()
+        found: dict[int, list[Span]] = {}
+        lost: list[int] = []
         for number in own:
-            parts = self._traced_parts(number)
+            parts = None if number in self.shape.untold else self._traced_parts(number)
             if parts is None:
                 lost.append(number)
             else:
@@ -680,14 +691,8 @@ class _Talk:
 
     def _traced_parts(self, number: int) -> list[Span] | None:
         """By the template's notes: an iteration that writes the content. None where the content stands elsewhere, or is lost."""
-        if number in self.shape.untold:
-            return None
         text, core = self.traced.text, _core(self.messages[number])
-        found = [
-            spans
-            for spans in self.traced.visits.get(number, ())
-            if core and any(text.find(core, begin, end) >= 0 for begin, end in spans)
-        ]
+        found = [spans for spans in self.traced.visits.get(number, ()) if core and _in_any(text, core, spans)]
         if len(found) == 1:
             return found[0]
         if not found:
@@ -905,6 +910,14 @@ def _black_pieces(header: list[str]) -> list[str]:
     return header[first:]
 
 
+def _in_any(text: str, words: str, spans: list[Span]) -> bool:
+    """Whether words stand in a part of a text."""
+    for begin, end in spans:  # noqa: SIM110  # half the time of `any`
+        if text.find(words, begin, end) >= 0:
+            return True
+    return False
+
+
 def _stripped(text: str, begin: int, end: int) -> int:
     """Where a part of a text ends without the white space at its end."""
     return begin + len(text[begin:end].rstrip())
@@ -932,6 +945,8 @@ def _texts(message: Any) -> list[str]:
 
 def _core(message: Any, which: int = -1) -> str:
     """The last text of a message, or another one, without white space around it."""
+    if isinstance(content := message.get("content"), str):
+        return content.strip()
     texts = [text for one in _texts(message) if (text := one.strip())]
     return texts[which] if texts else ""
 

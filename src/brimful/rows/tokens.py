@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -281,13 +281,15 @@ class Chat(BlockFunction):
         """The text of each row, by its number."""
         conversations = column_of(block, self.column, remedy=_NO_MESSAGES).to_pylist()
         tools = block.column(TOOLS).to_pylist() if TOOLS in block.schema.names else [None] * block.num_rows
+        # a processor takes half the time for a step where it does nothing else between two rows
+        read = _each(lambda one, known: (messages_of(one), tools_of(known)), zip(conversations, tools, strict=True))
+        begun = _each(lambda one, known: (rendered(self._template(known), one, known, self.train_on),), read)
         found = {}
-        for row, (conversation, known) in enumerate(zip(conversations, tools, strict=True)):
-            try:
-                known = tools_of(known)
-                found[row] = rendered(self._template(known), messages_of(conversation), known, self.train_on)
-            except Exception as error:
-                self._fail(block, row, error)
+        for row, turns in enumerate(_each(lambda turns: turns(), begun)):
+            if isinstance(turns, Exception):
+                self._fail(block, row, turns)
+            else:
+                found[row] = turns
         return found
 
     def _template(self, tools: Any) -> ChatTemplate:
@@ -315,6 +317,17 @@ class Chat(BlockFunction):
         if self.on_error == "raise":
             raise told from error
         skipped(told)
+
+
+def _each(fn: Callable[..., Any], rows: Iterable[Any]) -> list[Any]:
+    """What a function makes of the values of each row, or what is wrong with one in its place."""
+    made: list[Any] = []
+    for row in rows:
+        try:
+            made.append(row if isinstance(row, Exception) else fn(*row))
+        except Exception as error:
+            made.append(error)
+    return made
 
 
 def _labelled(tokenizer: Any, texts: list[Turns]) -> list[Labelled | BaseException]:
