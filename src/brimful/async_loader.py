@@ -147,7 +147,7 @@ class AsyncLoader:
         if (place := self._consumed.left_at) is not None:
             self._go_back(place)
         loaded = self._loaded if self._loaded.passes_on else replace(self._loaded, begun=self._begin(), ended=[])
-        self._running = self._last = running = ResumableIterator(self._around(loaded), None, (), ahead=ahead)
+        self._running = self._last = running = ResumableIterator(self._around(loaded), None, (), run=Run(ahead=ahead))
         start = _snapshot_at(running.position)()
         loop = self._consumed.begin(start)
         try:

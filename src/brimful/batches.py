@@ -92,18 +92,12 @@ class Batches:
         >>> [batch["input_ids"].tolist() for batch in batches.iter(it.state_dict())]
         [[[2]], [[3]]]
         """
-        return self._begin(state_dict, epoch, allow)
+        return self._begin(Run(), state_dict, allow, epoch)
 
     def _begin(
-        self,
-        state_dict: dict[str, Any] | None,
-        epoch: int,
-        allow: Collection[str],
-        owner: Run | None = None,
-        ahead: bool = False,
+        self, run: Run, state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int
     ) -> ResumableIterator[Any]:
-        """An iterator, of a loader if that is the `owner`; `ahead`: a stage of ours takes its items, and hands on those that the
-        consumer is to make."""
+        """As `iter`, in a run that a loader may own."""
         world_size = 1 if self.sharded else world_size_here()
         if world_size > 1:
             warn_once(
@@ -114,9 +108,7 @@ class Batches:
         if facts_of(self.stage).static_buffers:
             GUARD.loop_here().check_buffers()
         with told(self.stage):
-            return ResumableIterator(
-                self._endless, state_dict, allow, integer("epoch", epoch), owner=owner, ahead=ahead
-            )
+            return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch), run)
 
     def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
         """The batches as an IterableDataset for trainers, one epoch at a time, with state_dict, load_state_dict and

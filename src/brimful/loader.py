@@ -28,12 +28,7 @@ class Runs(Protocol):
     """What a loader runs: Batches, or Samples."""
 
     def _begin(
-        self,
-        state_dict: dict[str, Any] | None,
-        epoch: int,
-        allow: Collection[str],
-        owner: Run | None = None,
-        ahead: bool = False,
+        self, run: Run, state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int
     ) -> ResumableIterator[Any]: ...
 
     def __len__(self) -> int: ...
@@ -188,7 +183,7 @@ class Loader(IterableDataset[Any]):
         """A run from a state of its own, or of the epoch from its start."""
         if self._kept is None or self._kept.process != os.getpid():
             self._kept = Run.kept_by(self)
-        return self.batches._begin(state, self.epoch if state is None else 0, self._allow, self._kept, ahead)
+        return self.batches._begin(Run(self._kept, ahead), state, self._allow, self.epoch if state is None else 0)
 
     def __len__(self) -> int:
         return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
@@ -412,14 +407,9 @@ class Samples:
     count: Callable[[], int]
 
     def _begin(
-        self,
-        state_dict: dict[str, Any] | None,
-        epoch: int,
-        allow: Collection[str],
-        owner: Run | None = None,
-        ahead: bool = False,
+        self, run: Run, state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int
     ) -> ResumableIterator[Any]:
-        return ResumableIterator(self.stage, state_dict, allow, epoch, owner=owner, ahead=ahead)
+        return ResumableIterator(self.stage, state_dict, allow, epoch, run)
 
     @property
     def _endless(self) -> Stage[Any]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,10 @@ import pytest
 import torch
 
 import brimful as bf
+from brimful.core.facts import Facts, following
+from brimful.core.repeat import repeated
+from brimful.core.run import Run
+from brimful.core.stage import Stage, State
 from brimful.testing import assert_exact_resume
 from tests.samples import letters, spelled, streamed
 from tests.shards import write
@@ -111,11 +115,9 @@ def test_chunks_flow_over_the_seams_of_epochs(name: str) -> None:
     packs = tokens_of(data.pack_chunk(9), 12)
     joined = [token for pack in packs for token in pack]
     assert joined == flat[: len(joined)]
-    for one, following in pairwise(packs):
-        fits = next(
-            run for run, _ in enumerate(following, 1) if run == len(following) or following[run] != following[0]
-        )
-        assert len(one) + fits > 9 or one[-1] == following[0], "the next sample did not fit"
+    for one, later in pairwise(packs):
+        fits = next(run for run, _ in enumerate(later, 1) if run == len(later) or later[run] != later[0])
+        assert len(one) + fits > 9 or one[-1] == later[0], "the next sample did not fit"
 
 
 @pytest.mark.parametrize("name", ["indexed, shuffled", "streamed"])
@@ -275,3 +277,20 @@ def test_several_streams_keep_their_epochs(tmp_path: Path) -> None:
     data = bf.from_files(str(tmp_path / "*.jsonl"), streams=2, repeat=True)
     found = list(islice(data.batch(4), 10))
     assert [len(batch["lengths"]) for batch in found] == [4, 4, 1, 4, 3] * 2
+
+
+def test_a_stage_that_counts_the_samples_of_an_epoch_begins_again_also_above_what_is_carried() -> None:
+    @dataclass(frozen=True)
+    class Counted(Stage[Any]):
+        upstream: Stage[Any]
+        counts: bool
+
+        def facts(self, *inputs: Facts) -> Facts:
+            return following(self, *inputs, **{"carries": False} if self.counts else {})
+
+        def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
+            yield from self.upstream.items(at, run)
+
+    carried = bf.from_sequence([[1, 2, 3]]).concat_chunk(2).stage
+    assert repeated(Counted(carried, counts=False)) is not None
+    assert repeated(Counted(carried, counts=True)) is None

@@ -50,7 +50,7 @@ class EnumerateItems(Stage[Any]):
     upstream: Stage[Any]
 
     def facts(self, *inputs: Facts) -> Facts:
-        return following(self, *inputs, carries=False, seam="ends")
+        return following(self, *inputs, carries=False)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0]
@@ -84,7 +84,7 @@ class TakeItems(Stage[Any]):
         def num_items(most: int | None) -> int | None:
             return inputs[0].num_items(self.n if most is None else min(self.n, most))
 
-        return following(self, *inputs, num_items=num_items, ends=lambda: True, carries=False, seam="ends")
+        return following(self, *inputs, num_items=num_items, ends=lambda: True, carries=False)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.n else END

@@ -111,7 +111,7 @@ class RoundRobin(Stage[T]):
             else:
                 yield from self._together(at, readers, Rank(rank, world_size), run)
         finally:
-            close_together([one.channel for one in readers.values() if one.channel is not None])
+            close_together([one.channel for one in readers.values() if one.channel is not None], run)
 
     @property
     def num_ranks(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from brimful.plan.errors import name_of
@@ -40,7 +40,7 @@ class Facts:
         seam: what the end of an epoch means to it. It "ends", and the chain begins again. Or its items "pass" over the seam
             where those of its input do: each follows from one of these. Or it "joins" the rows of both epochs.
         carries: whether the end of an epoch leaves tokens for the next one: those that fill no chunk of `concat_chunk`. Then all
-            that stands above runs over the seams, too; but what counts the samples of an epoch does not.
+            that stands above runs over the seams, too; but what counts the samples of an epoch does not, and says so (False).
         again: of what joins the rows of epochs, how its input goes on over them; None: as `core.repeat.endless` says.
         draws: how many stages draw random numbers, in the longest branch, itself included.
         leaves_out: whether rows that are bad are left out somewhere (on_error="skip").
@@ -104,39 +104,48 @@ def following(stage: Stage[Any], *inputs: Facts, **known: Any) -> Facts:
     called = filter(is_function, settings_of(stage).values())
     own = [f"{verb_of(stage)}({name_of(getattr(value, 'func', value))})" for value in called]
     one = inputs[0] if len(inputs) == 1 else Facts()
-    found = Facts(
-        schema=one.schema,
-        num_rows=lambda: None,
-        num_items=inputs[0].num_items if inputs else Facts.num_items,
-        ends=lambda: all(each.ends() for each in inputs),
-        streams=lambda: _streams(stage, inputs),
-        streamed_by=next((each.streamed_by for each in inputs if each.streamed_by), verb_of(stage)),
-        order_by=next((each.order_by for each in inputs if each.order_by), named(stage)),
-        seam="passes" if one.carries else "ends",
-        carries=one.carries,
-        draws=max((each.draws for each in inputs), default=0),
-        leaves_out=getattr(stage, "on_error", "raise") == "skip" or any(each.leaves_out for each in inputs),
-        cut_by_time=any(each.cut_by_time for each in inputs),
-        one_by_one=any(each.one_by_one for each in inputs),
-        static_buffers=any(each.static_buffers for each in inputs),
-        tokenizers=lambda: _joined(inputs),
-        texts=lambda: tuple(dict.fromkeys(name for each in inputs for name in each.texts())),
-        functions=(*(name for each in inputs for name in each.functions), *own),
-        originals=lambda: refuse_originals(stage, *inputs),
-        newest=lambda: max((each.newest() for each in inputs), default=(0.0, "")),
-        first_shard=one.first_shard,
-        nulls=one.nulls,
-        batches=one.batches,
-    )
-    if not found.streamed_by:
-        found = replace(found, num_rows=one.num_rows)
-    return replace(found, **known) if known else found
+    streamed_by = next((each.streamed_by for each in inputs if each.streamed_by), verb_of(stage))
+    found: dict[str, Any] = {
+        "schema": one.schema,
+        "num_rows": Facts.num_rows if streamed_by else one.num_rows,
+        "num_items": inputs[0].num_items if inputs else Facts.num_items,
+        "ends": lambda: all(each.ends() for each in inputs),
+        "streams": lambda: _streams(stage, inputs),
+        "streamed_by": streamed_by,
+        "order_by": next((each.order_by for each in inputs if each.order_by), named(stage)),
+        "seam": "passes" if known.get("carries", one.carries) else "ends",
+        "carries": one.carries,
+        "draws": max((each.draws for each in inputs), default=0),
+        "leaves_out": getattr(stage, "on_error", "raise") == "skip" or any(each.leaves_out for each in inputs),
+        "cut_by_time": any(each.cut_by_time for each in inputs),
+        "one_by_one": any(each.one_by_one for each in inputs),
+        "static_buffers": any(each.static_buffers for each in inputs),
+        "tokenizers": lambda: _joined(inputs),
+        "texts": lambda: tuple(dict.fromkeys(name for each in inputs for name in each.texts())),
+        "functions": (*(name for each in inputs for name in each.functions), *own),
+        "originals": lambda: refuse_originals(stage, *inputs),
+        "newest": lambda: max((each.newest() for each in inputs), default=(0.0, "")),
+        "first_shard": one.first_shard,
+        "nulls": one.nulls,
+        "batches": one.batches,
+    }
+    return Facts(**found | known)
 
 
 def row_by_row(stage: Stage[Any], one: Facts, **known: Any) -> Facts:
     """The facts of a stage of which what becomes of a row depends on that row alone, not on those beside it or on how many came
     before."""
     return following(stage, one, **{"order_by": one.order_by, "seam": "passes"} | known)
+
+
+def columns_by(one: Facts, change: Callable[[Any], Any]) -> Callable[[], Any]:
+    """The schema of a chain that changes the columns of another one, where these are known."""
+
+    def schema() -> Any:
+        below = one.schema()
+        return None if below is None else change(below)
+
+    return schema
 
 
 def _streams(stage: Stage[Any], inputs: tuple[Facts, ...]) -> int | None:

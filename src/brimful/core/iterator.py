@@ -46,9 +46,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         state_dict: dict[str, Any] | None,
         allow: Collection[str],
         epoch: int = 0,
-        *,
-        owner: Run | None = None,
-        ahead: bool = False,
+        run: Run | None = None,
     ) -> None:
         if epoch and state_dict is not None:
             raise ValueError(
@@ -59,8 +57,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._process = os.getpid()
         different = allowed(allow)
         self._items: Generator[tuple[T, State], None, None] | None = None
-        self._run = Run(owner)
-        self._run.ahead = ahead  # else whoever takes its items is the consumer
+        self._run = run or Run()
         self._run.other_rows_allowed = "rows" in different
         self._error: Exception | None = None
         self._closed = self._over = False

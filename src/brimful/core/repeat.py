@@ -31,7 +31,7 @@ class Repeat(Stage[T]):
     upstream: Stage[T]
 
     def facts(self, *inputs: Facts) -> Facts:
-        endless = {"ends": lambda: False, "num_items": lambda most: most, "carries": False, "seam": "ends"}
+        endless = {"ends": lambda: False, "num_items": lambda most: most, "carries": False}
         return following(self, *inputs, originals=inputs[0].originals, **endless)
 
     def start(self, epoch: int) -> State:

@@ -44,6 +44,7 @@ class Run:
 
     Args:
         owner: the run of the loader that the iterator belongs to: workers end with that.
+        ahead: whether the code that was handed this runs ahead of the consumer, beside whatever that does.
 
     Attributes:
         pools: workers that streams and epochs share, by the id of their maker.
@@ -53,13 +54,12 @@ class Run:
         other_rows_allowed: whether rows may differ from those that a state was saved over.
         shards: how the list of shards differs from that of the state, as the user allows it.
         several: whether it is of a loader, whose iterators share workers.
-        ahead: whether the code that was handed this runs ahead of the consumer, beside whatever that does.
         replay: the runs of mixtures so far, while it is found out how far a state has them read again: meanwhile nobody reads
             ahead. None: otherwise.
         step: the items after a state that must come again: more than one where the state has the labels of all of them.
     """
 
-    def __init__(self, owner: Run | None = None) -> None:
+    def __init__(self, owner: Run | None = None, ahead: bool = False) -> None:
         self.owner: Run | None = owner if owner is None or owner.owner is None else owner.owner
         self.process: int = os.getpid()
         self.pools: dict[int, Any] = {}
@@ -69,7 +69,7 @@ class Run:
         self.other_rows_allowed: bool = False
         self.shards: str = ""
         self.several: bool = False
-        self.ahead: bool = False
+        self.ahead: bool = ahead
         self.replay: list[Any] | None = None
         self.step: int = 1
         self._said: list[None] = []

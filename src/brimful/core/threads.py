@@ -155,13 +155,12 @@ class Workers:
         self._calls = calls
         self._tasks: SimpleQueue[tuple[WorkerFuture[Any], Callable[[], tuple[Any, Counts]]] | None] = SimpleQueue()
         self._open: set[WorkerFuture[Any]] = set()
-        self._shared = True
         self._closed = False
         self._stopping: list[None] = []
         self._number, self._name = number, name
         self._process = os.getpid()
-        self._run: Run | None = None
-        Run().add(self)
+        self._run, self._shared = Run(), True  # until they belong to another one
+        self._run.add(self)
 
     def submit(self, fn: Callable[..., R], *args: Any) -> WorkerFuture[R]:
         check_process(self._process)
@@ -195,10 +194,10 @@ class Workers:
         self.finish()
 
     def belong(self, run: Run | None, *, shared: bool = False) -> None:
-        """Has them stopped with a run; `shared`: they work for others, too."""
-        self._run = run
-        self._shared = shared
-        (run or Run()).add(self)
+        """Has them stopped with a run, if there is one; `shared`: they work for others, too."""
+        if run is not None:
+            self._run, self._shared = run, shared
+            run.add(self)
 
     def __enter__(self) -> Workers:
         self.belong(Run.here())
@@ -215,14 +214,13 @@ class Workers:
     def close(self) -> None:
         """Stops them, and waits for those that are in the middle of something."""
         self.stop()
-        run = self._run or Run()
-        run.join(self.threads)
-        run.forget([self])
+        self._run.join(self.threads)
+        self._run.forget([self])
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             future, fn = task
-            with nullcontext() if self._shared or self._run is None else self._run.entered():
+            with nullcontext() if self._shared else self._run.entered():
                 future.run(fn)
             self._open.discard(future)
             del task, future, fn
@@ -338,7 +336,7 @@ class Channel(Generic[T]):
 
     def close(self) -> None:
         """Has the thread close the generator, and waits for it."""
-        close_together([self])
+        close_together([self], self._run)
 
     def stop(self) -> None:
         """Lets the thread close the generator at its next item, or at the next row of a function that it calls."""
@@ -364,10 +362,9 @@ class Channel(Generic[T]):
         self._made.put(None)
 
 
-def close_together(channels: Collection[Channel[Any]]) -> None:
-    """Closes several at once, in no more time than one."""
+def close_together(channels: Collection[Channel[Any]], run: Run) -> None:
+    """Closes several of a run at once, in no more time than one."""
     for channel in channels:
         channel.stop()
-    for run in {id(channel._run): channel._run for channel in channels}.values():
-        run.join(thread for channel in channels for thread in channel.threads)
-        run.forget(channels)
+    run.join(thread for channel in channels for thread in channel.threads)
+    run.forget(channels)

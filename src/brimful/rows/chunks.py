@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.counters import count
-from brimful.core.facts import Facts, following, refuse_streams, verb_of
+from brimful.core.facts import Facts, columns_by, following, refuse_streams, verb_of
 from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.plan.errors import DataError, check_bool, check_count
@@ -65,10 +65,10 @@ class Rechunk(Stage[Block]):
         check_count(self, "chunk_length", 1, "token")
 
     def facts(self, *inputs: Facts) -> Facts:
-        return following(self, *inputs, schema=lambda: self._columns_of(inputs[0].schema()), seam="joins")
+        return following(self, *inputs, schema=columns_by(inputs[0], self._columns_of), seam="joins")
 
-    def _columns_of(self, below: pa.Schema | None) -> pa.Schema | None:
-        if below is None or not {*self.target_columns} <= {*below.names}:  # whoever reads a row is told what is missing
+    def _columns_of(self, below: pa.Schema) -> pa.Schema | None:
+        if not {*self.target_columns} <= {*below.names}:  # whoever reads a row is told what is missing
             return None
         return pa.schema([below.field(name) for name in self.target_columns])
 

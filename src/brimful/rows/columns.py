@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.facts import Facts, row_by_row, verb_of
+from brimful.core.facts import Facts, columns_by, row_by_row, verb_of
 from brimful.core.run import Run
 from brimful.core.stage import Stage, State
 from brimful.plan.errors import DataError, check_bool, check_count, names_of
@@ -48,7 +48,7 @@ class Blockwise(Stage[Block]):
     upstream: Stage[Block]
 
     def facts(self, *inputs: Facts) -> Facts:
-        return row_by_row(self, inputs[0], schema=lambda: self._columns_of(inputs[0].schema()))
+        return row_by_row(self, inputs[0], schema=columns_by(inputs[0], self._columns_of))
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         with closing(coalesced(self.upstream, at, run)) as items:
@@ -59,9 +59,7 @@ class Blockwise(Stage[Block]):
     def apply(self, block: Block) -> Block:
         """The result for one block that has rows."""
 
-    def _columns_of(self, below: pa.Schema | None) -> pa.Schema | None:
-        if below is None:
-            return None
+    def _columns_of(self, below: pa.Schema) -> pa.Schema:
         return visible(self.apply(pa.RecordBatch.from_pylist([], below))).schema.remove_metadata()
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from brimful.core.facts import Facts, following, refuse_streams, rng_slot
+from brimful.core.facts import Facts, columns_by, following, refuse_streams, rng_slot
 from brimful.core.repeat import awaited, passed, passing
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
@@ -17,11 +16,6 @@ from brimful.plan import random
 from brimful.plan.errors import check_count, integer
 from brimful.tables.blocks import KEY, Block
 from brimful.tables.ragged import array_of, with_column
-
-
-def counting(stage: Stage[Block], *inputs: Facts, **known: Any) -> Facts:
-    """The facts of a stage that counts the samples of an epoch: it begins again with each."""
-    return following(stage, *inputs, **{"carries": False, "seam": "ends"} | known)
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class Take(Stage[Block]):
         check_count(self, "n", 0, "samples")
 
     def facts(self, *inputs: Facts) -> Facts:
-        return counting(self, *inputs, ends=lambda: True)
+        return following(self, *inputs, ends=lambda: True, carries=False)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.n else END
@@ -68,7 +62,7 @@ class Skip(Stage[Block]):
         check_count(self, "n", 0, "samples")
 
     def facts(self, *inputs: Facts) -> Facts:
-        return counting(self, *inputs)
+        return following(self, *inputs, carries=False)
 
     def start(self, epoch: int) -> State:
         return passing([self.upstream.start(epoch), self.n])
@@ -102,7 +96,7 @@ class Stride(Stage[Block]):
         object.__setattr__(self, "offset", offset)
 
     def facts(self, *inputs: Facts) -> Facts:
-        return counting(self, *inputs)
+        return following(self, *inputs, carries=False)
 
     def start(self, epoch: int) -> State:
         return passing([self.upstream.start(epoch), 0])
@@ -140,7 +134,7 @@ class Enumerate(Stage[Block]):
         refuse_streams(self.upstream, "enumerate")
 
     def facts(self, *inputs: Facts) -> Facts:
-        return counting(self, *inputs, schema=lambda: self._columns_of(inputs[0].schema()))
+        return following(self, *inputs, schema=columns_by(inputs[0], self._columns_of), carries=False)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0]
@@ -155,9 +149,7 @@ class Enumerate(Stage[Block]):
                     block = with_column(block, self.count_column, array_of(numbers))
                 yield block, END if after == END else [after, number]
 
-    def _columns_of(self, below: pa.Schema | None) -> pa.Schema | None:
-        if below is None:
-            return None
+    def _columns_of(self, below: pa.Schema) -> pa.Schema:
         return pa.schema([*(one for one in below if one.name != self.count_column), (self.count_column, pa.int64())])
 
 

@@ -359,7 +359,11 @@ def block_of_results(called: str, block: Block, given: SampleResults, schema: pa
         out = conform_rows(given.samples, schema) if all(map(_is_sample, given.samples)) else None
     if out is None:
         given = _those_that_fit(called, block, given, schema, on_error)
-        out = conform_rows(given.samples, schema)
+        try:
+            out = conform_rows(given.samples, schema)
+        except MisfitError:
+            words = "the results from this row on fit one by one only"
+            raise _failed(called, block, int(given.parents[0]), words) from None
     return with_origin(out, block, given.parents) if len(given) else EMPTY
 
 

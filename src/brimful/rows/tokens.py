@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.core.counters import OnError, skipped
-from brimful.core.facts import Facts, verb_of
+from brimful.core.facts import Facts, columns_by, verb_of
 from brimful.core.header import described
 from brimful.core.stage import not_in_state
 from brimful.encoding.conversations import (
@@ -68,17 +68,10 @@ class Tokenize(BlockFunction):
     tokenized: tuple[str, ...] = not_in_state(())
 
     def facts(self, *inputs: Facts) -> Facts:
-        return replace(
-            super().facts(*inputs),
-            schema=lambda: self._columns_of(inputs[0].schema()),
-            tokenizers=lambda: inputs[0].tokenizers() | dict.fromkeys(self.output_column, (self.tokenizer,)),
-            texts=lambda: tuple(dict.fromkeys((*inputs[0].texts(), *self.column))),
-            functions=(*inputs[0].functions, *self.tokenizer.functions()),
-        )
+        found = replace(super().facts(*inputs), functions=(*inputs[0].functions, *self.tokenizer.functions()))
+        return _with_tokens(found, inputs[0], self._columns_of, self.output_column, self.tokenizer, self.column)
 
-    def _columns_of(self, below: pa.Schema | None) -> pa.Schema | None:
-        if below is None:
-            return None
+    def _columns_of(self, below: pa.Schema) -> pa.Schema:
         made = [pa.field(name, pa.list_(pa.int32())) for name in (*self.output_column, *self.extra_outputs)]
         gone = {*self.output_column, *self.extra_outputs, *self.remove_columns}
         return pa.schema([*(field for field in below if field.name not in gone), *made])
@@ -181,6 +174,23 @@ class Tokenize(BlockFunction):
         return None
 
 
+def _with_tokens(
+    found: Facts,
+    one: Facts,
+    change: Callable[[pa.Schema], pa.Schema],
+    outputs: tuple[str, ...],
+    encoder: Encoder,
+    texts: tuple[str, ...],
+) -> Facts:
+    """Facts of a chain in which an encoder made columns of tokens from columns of text."""
+    return replace(
+        found,
+        schema=columns_by(one, change),
+        tokenizers=lambda: one.tokenizers() | dict.fromkeys(outputs, (encoder,)),
+        texts=lambda: tuple(dict.fromkeys((*one.texts(), *texts))),
+    )
+
+
 def _unlike(block: Block, error: EngineError) -> StageError:
     return StageError(f"tokenize failed at {where(block, error.row)}: {error}")
 
@@ -230,16 +240,12 @@ class Chat(BlockFunction):
     train_empty_think: bool = field(default=False, kw_only=True)
 
     def facts(self, *inputs: Facts) -> Facts:
-        return replace(
-            super().facts(*inputs),
-            schema=lambda: self._columns_of(inputs[0].schema()),
-            tokenizers=lambda: inputs[0].tokenizers() | dict.fromkeys(self.output, (self.encoder,)),
-            texts=lambda: tuple(dict.fromkeys((*inputs[0].texts(), self.column))),
-        )
+        found = super().facts(*inputs)
+        return _with_tokens(found, inputs[0], self._columns_of, self.output, self.encoder, (self.column,))
 
-    def _columns_of(self, below: pa.Schema | None) -> pa.Schema | None:
+    def _columns_of(self, below: pa.Schema) -> pa.Schema:
         tokens = pa.list_(pa.int32())
-        return below and pa.schema([*below, (self.output[0], tokens), (LABELS, tokens)])
+        return pa.schema([*below, (self.output[0], tokens), (LABELS, tokens)])
 
     def settings(self) -> dict[str, Any]:
         more = {
@@ -282,10 +288,10 @@ class Chat(BlockFunction):
         conversations = column_of(block, self.column, remedy=_NO_MESSAGES).to_pylist()
         tools = block.column(TOOLS).to_pylist() if TOOLS in block.schema.names else [None] * block.num_rows
         # a processor takes half the time for a step where it does nothing else between two rows
-        read = _each(lambda one, known: (messages_of(one), tools_of(known)), zip(conversations, tools, strict=True))
-        begun = _each(lambda one, known: (rendered(self._template(known), one, known, self.train_on),), read)
+        read = _each(lambda row: (messages_of(row[0]), tools_of(row[1])), zip(conversations, tools, strict=True))
+        begun = _each(lambda row: rendered(self._template(row[1]), row[0], row[1], self.train_on), read)
         found = {}
-        for row, turns in enumerate(_each(lambda turns: turns(), begun)):
+        for row, turns in enumerate(_each(lambda finish: finish(), begun)):
             if isinstance(turns, Exception):
                 self._fail(block, row, turns)
             else:
@@ -319,12 +325,12 @@ class Chat(BlockFunction):
         skipped(told)
 
 
-def _each(fn: Callable[..., Any], rows: Iterable[Any]) -> list[Any]:
-    """What a function makes of the values of each row, or what is wrong with one in its place."""
+def _each(fn: Callable[[Any], Any], rows: Iterable[Any]) -> list[Any]:
+    """What a function makes of each row, or what is wrong with one in its place."""
     made: list[Any] = []
     for row in rows:
         try:
-            made.append(row if isinstance(row, Exception) else fn(*row))
+            made.append(row if isinstance(row, Exception) else fn(row))
         except Exception as error:
             made.append(error)
     return made

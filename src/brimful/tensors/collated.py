@@ -16,7 +16,7 @@ from brimful.batching.facts import batch_facts, with_batches
 from brimful.batching.labels import read
 from brimful.batching.window import PlanningWindow
 from brimful.core.ahead import then
-from brimful.core.facts import Facts, following
+from brimful.core.facts import Facts, columns_by, following
 from brimful.core.header import described
 from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, TAKEN
 from brimful.core.run import Run
@@ -53,14 +53,12 @@ class Collated(Stage[Any]):
     unlabelled: Unlabelled = not_in_state("keep")
 
     def facts(self, *inputs: Facts) -> Facts:
-        found = following(self, *inputs, seam="passes", schema=lambda: self._columns_of(inputs[0].schema()))
+        schema = columns_by(inputs[0], lambda below: schema_without(below, self.rules.left_out))
+        found = following(self, *inputs, seam="passes", schema=schema)
         return with_batches(found, collated=self, left_out=self.rules.left_out)
 
     def settings(self) -> dict[str, Any]:
         return {"token_columns": described(self.rules.token_columns)}
-
-    def _columns_of(self, below: Any) -> Any:
-        return below and schema_without(below, self.rules.left_out)
 
     def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
         from brimful.tensors.columns import ListColumn, columns_of
