@@ -772,15 +772,12 @@ INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data
 SEVERAL_INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several of them to one
     IndexConcat: st.just(lambda *upstreams: IndexConcat(upstreams)),
     IndexInterleave: st.builds(
-        lambda weights, later, stop, column: (
-            lambda *upstreams: IndexInterleave(
-                upstreams, shares(weights, None if column else later, upstreams), stop, column
-            )
+        lambda weights, later, stop: (
+            lambda *upstreams: IndexInterleave(upstreams, shares(weights, later, upstreams), stop)
         ),
         weights,
         later_weights,
         stops,
-        tokenwise,
     ),
 }
 WINDOWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to windows

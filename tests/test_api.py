@@ -223,7 +223,10 @@ def test_the_kind_of_a_data_set_names_the_stage_that_made_it_streamed() -> None:
         (lambda: bf.from_files([]), r"urls must name at least one file \(got none\)"),
         (lambda: bf.from_files("a.jsonl", n_active_shards=0), r"n_active_shards must be at least 1 shard \(got 0\)"),
         (lambda: bf.interleave_datasets([]), "interleave_datasets needs at least one data set"),
-        (lambda: bf.interleave_datasets([words("a")], weights=[0]), r"weights must be positive \(got 0\)"),
+        (
+            lambda: bf.interleave_datasets([words("a")], weights=[0]),
+            r"weights must be 0 or more, and one of them positive \(got 0\)",
+        ),
         (lambda: words("a", repeat=True) + words("b"), "data set 0 repeats without end"),
     ],
 )  # fmt: skip

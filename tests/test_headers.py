@@ -27,7 +27,10 @@ NO_PARAMETERS: Final = {
     "kept": "how many rows a filter or a split keeps",
     "side": "of a split",
     "chat_template": "a digest of it",
-    "fixed_weights": "the weights of a mixture of indexed data",
+    "runs": "whether a mixture finds its rows by place, or forward",
+    "sources": "the names of what a mixture mixes",
+    "draws": "how many stages draw random numbers below a mixture with names",
+    "before": "the weights that an indexed mixture had up to a place",
     "policy": "what `batch` was given, or made of what it was given",
     "names": "what `select`, `drop` and `rename` were given",
 }

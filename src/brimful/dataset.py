@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from operator import index
+from operator import index, is_
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, TypeAlias, cast, get_args, overload
 
 import numpy as np
@@ -22,15 +22,18 @@ from brimful.core.counters import OnError
 from brimful.core.facts import facts_of, shown, verb_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
-from brimful.core.stage import BLOCK_ROWS, Stage, check_depth
+from brimful.core.stage import BLOCK_ROWS, Stage, check_depth, with_inputs
 from brimful.core.terminal import shown as progress
 from brimful.encoding.conversations import TrainOn
 from brimful.encoding.encoder import one_vocabulary
 from brimful.encoding.encoders import chat_encoder_for, encoder_for, loaded
 from brimful.encoding.engines import EngineName
 from brimful.index.indexed import SPAN, Indexed, Source
+from brimful.index.indexed import Choose as IndexChoose
 from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.joined import Concat as IndexConcat
+from brimful.index.joined import Interleave as IndexInterleave
+from brimful.index.joined import Zip as IndexZip
 from brimful.index.map_style import SAMPLE
 from brimful.index.order import Shuffle as IndexShuffle
 from brimful.index.order import Slice
@@ -49,7 +52,7 @@ from brimful.rows.chunks import Chunk, ConcatChunk, PackChunk, SlidingWindow
 from brimful.rows.columns import AddBosEos, CausalLabels, Choice, Choose, EnsureBosEos, Pad, TrainValidSplit, bos_eos_of
 from brimful.rows.counting import Enumerate, RowKeys, Skip, Stride, Take
 from brimful.rows.functions import Filter, FilterMap, FlatMap, Map, MapBlocks, Scan
-from brimful.rows.mixing import Concat
+from brimful.rows.mixing import Concat, Interleave, Zip
 from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.tokens import Chat, Tokenize
 from brimful.store.index import StoreIndex
@@ -104,9 +107,11 @@ class Dataset:
             allow: settings in which the state may differ from this data set. "functions": your functions changed, but
                 give the same rows for the samples already taken. A resume calls them again from the beginning of the
                 open window. "urls": shards were moved, or added at the end. "rows": values of rows changed, such as the
-                last bit of a float; this is logged. "weights": the weights of a mixture of streams changed. The rows
-                that are read again keep the old ones: the open window, and the blocks of up to 4,096 rows in which it
-                lies. The new ones hold after them.
+                last bit of a float; this is logged. "weights": the weights of a mixture changed. The rows that are
+                read again keep the old ones: the open window, and the blocks of up to 4,096 rows in which it lies. The
+                new ones hold after them; the log says from which sample on. "sources": a mixture of named data sets
+                has some more, or lacks some. One that is left out needs a weight of 0 before, as rows of it may have
+                to be read again.
         Raises:
             StateError: the state belongs to another pipeline, or the data have changed since it was saved. The error
                 names the column. docs/data.md says what is compared, and which edits are not found.
@@ -183,14 +188,15 @@ class Dataset:
     def stream(self) -> Dataset:
         """The same samples as a stream, for methods that indexed data refuse.
 
-        To make a mixture a stream, use `stream()` of data that repeat, or `stream().take(len(data))` of data that end.
+        A mixture becomes one of streams. Then its weights may change at any resume.
 
         >>> import brimful as bf
         >>> mixed = bf.interleave_datasets([bf.from_sequence(["a", "b"]), bf.from_sequence(["c"])])
         >>> list(mixed.stream().filter(lambda sample: sample["text"] != "a"))
         [{'text': 'c'}, {'text': 'b'}]
         """
-        return Dataset(self.stage, self.repeats)
+        whole = facts_of(self.stage).originals() is not None  # objects of the user's, which are handed on as they are
+        return Dataset(self.stage if whole else streamed(self.stage), self.repeats)
 
     # -- samples ---------------------------------------------------------------------------------------------------------
 
@@ -1495,6 +1501,47 @@ class IndexedDataset(Dataset):
             return []
         block, originals = stage.index.take(np.concatenate(found)), facts_of(stage).originals()
         return samples(block) if originals is None else list(originals.samples(block))
+
+
+class ForwardMixture(Dataset):
+    """A mixture of indexed data by tokens. It runs forward, so what indexed data do by the numbers of samples is refused."""
+
+    def __getitem__(self, number: Any) -> Any:
+        _check_number(number)
+        raise self._refusal("give a sample by its number, or a slice")
+
+    def shuffle(self, buffer_size: int, *, seed: int = 42) -> Dataset:
+        raise self._refusal("be shuffled as indexed data are")
+
+    def _refusal(self, what: str) -> TypeError:
+        return TypeError(
+            f"a mixture by tokens cannot {what}: it runs forward, as only the tokens served so far say what comes next. Call "
+            "stream() first, for what streams can do. Or shuffle the data sets that are mixed, or mix them by samples"
+        )
+
+
+def streamed(stage: Stage[Block]) -> Stage[Block]:
+    """The same rows read forward, where a mixture of indexed data lies below what only chooses columns or rows."""
+    inputs = tuple(map(streamed, stage.inputs))
+    if isinstance(stage, IndexInterleave):
+        return Interleave(inputs, stage.weights, stage.stop, None, stage.names)
+    if all(map(is_, inputs, stage.inputs)):
+        return stage
+    if isinstance(stage, IndexConcat):
+        return Concat(inputs)
+    if isinstance(stage, IndexZip):
+        return Zip(inputs)
+    if isinstance(stage, IndexRepeat):
+        return Repeat(inputs[0])
+    if isinstance(stage, IndexShuffle):
+        return Shuffle(inputs[0], stage.buffer_size, stage.seed)
+    if isinstance(stage, IndexChoose):
+        return Choose(inputs[0], stage.choice)
+    if isinstance(stage, Slice):
+        skipped = Skip(inputs[0], stage.first) if stage.first else inputs[0]
+        taken = skipped if stage.last is None else Take(skipped, max(0, stage.last - stage.first))
+        return taken if stage.step == 1 else Stride(taken, stage.step, 0)
+    return with_inputs(stage, *inputs)
 
 
 def dataset_of(stage: Stage[Block], repeats: bool = False) -> Dataset:

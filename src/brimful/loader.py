@@ -15,7 +15,7 @@ from brimful.core.above import GUARD
 from brimful.core.consumed import Consumed, Snapshot
 from brimful.core.counters import with_counters
 from brimful.core.facts import facts_of, shown
-from brimful.core.header import allowed, header_of
+from brimful.core.header import allowed
 from brimful.core.iterator import ResumableIterator, position_in
 from brimful.core.run import Run
 from brimful.core.stage import Stage
@@ -286,8 +286,7 @@ class Loader(IterableDataset[Any]):
             saved, different = self._read(state_dict), allowed(allow)
             if saved[-1] is not None:
                 # a filter was counted before the state was saved
-                header, _ = with_counters(header_of, self.batches._endless)
-                position_in(saved[-1], header, different)
+                with_counters(position_in, saved[-1], self.batches._endless, different)
         self._allow = different
         self._leave()
         self.epoch, self._steps, self._left = saved

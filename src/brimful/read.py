@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, TypeAlias, cast, overload
 
 import pyarrow as pa
 
 from brimful.core.counters import OnError
 from brimful.core.facts import facts_of
-from brimful.dataset import Dataset, IndexedDataset, check_vocabularies, concatenated, dataset_of, several, stages_of
+from brimful.dataset import (
+    Dataset,
+    ForwardMixture,
+    IndexedDataset,
+    check_vocabularies,
+    concatenated,
+    dataset_of,
+    several,
+    stages_of,
+)
 from brimful.index.indexed import Indexed
 from brimful.index.joined import Interleave as IndexInterleave
 from brimful.index.joined import Zip as IndexZip
@@ -19,7 +28,7 @@ from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.index.tables import TableIndex
 from brimful.plan.errors import function, names_of, one_of, timeout
 from brimful.plan.mix import Stop
-from brimful.plan.schedule import Schedule
+from brimful.plan.schedule import Schedule, of_names
 from brimful.rows.mixing import Interleave, Zip
 from brimful.sources.data_libraries import gives_tables, is_table, refuse_frames, rows_at_hand
 from brimful.sources.files import FromFiles
@@ -28,6 +37,8 @@ from brimful.sources.iterable import FromIterable, FromTables
 from brimful.sources.urls import Shards
 from brimful.store.index import StoreIndex
 from brimful.tables.blocks import Sample
+
+Weights: TypeAlias = Sequence[float] | Mapping[str, float] | Schedule
 
 
 def from_files(
@@ -321,20 +332,20 @@ def from_iterable(
 
 @overload
 def interleave_datasets(
-    datasets: Sequence[IndexedDataset],
+    datasets: Sequence[IndexedDataset] | Mapping[str, IndexedDataset],
     *,
-    weights: Sequence[float] | Schedule | None = None,
+    weights: Weights | None = None,
     stop: Stop = "first",
-    by: Literal["samples", "tokens"] = "samples",
+    by: Literal["samples"] = "samples",
     length_column: str = "input_ids",
 ) -> IndexedDataset: ...
 
 
 @overload
 def interleave_datasets(
-    datasets: Sequence[Dataset],
+    datasets: Sequence[Dataset] | Mapping[str, Dataset],
     *,
-    weights: Sequence[float] | Schedule | None = None,
+    weights: Weights | None = None,
     stop: Stop = "first",
     by: Literal["samples", "tokens"] = "samples",
     length_column: str = "input_ids",
@@ -342,28 +353,31 @@ def interleave_datasets(
 
 
 def interleave_datasets(
-    datasets: Sequence[Dataset],
+    datasets: Sequence[Dataset] | Mapping[str, Dataset],
     *,
-    weights: Sequence[float] | Schedule | None = None,
+    weights: Weights | None = None,
     stop: Stop = "first",
     by: Literal["samples", "tokens"] = "samples",
     length_column: str = "input_ids",
 ) -> Dataset:
-    """Mixes data sets in fixed proportions, evenly spread. The result is indexed if all of them are. `stream()` of data
-    that do not repeat counts as indexed here: call `stream().take(n)` to mix them as a stream.
+    """Mixes data sets in fixed proportions, evenly spread. By samples, the result is indexed if all of them are. By tokens, it
+    runs forward: it has no `ds[i]`, no slices and no shuffle, but several ranks can share it. `stream()` of data that do
+    not repeat counts as indexed here: call `stream()` on the mixture to mix them as a stream.
 
     Samples have the columns of all data sets. If a data set lacks a column, it is null in its samples. To avoid that,
     `select` the same columns of each.
 
     Args:
-        datasets: a list of data sets, all indexed or all streamed, or some of each.
-        weights: a list with one number for each data set. The default is equal weights. A `bf.schedule` changes them
-            while the mixture is served.
+        datasets: a list of data sets, all indexed or all streamed, or some of each. Or a dict of them by name: then a
+            resume can add some or leave some out, see `iter(allow={"sources"})`.
+        weights: a list with one number for each data set, or a dict of them by name. The default is equal weights. A
+            `bf.schedule` changes them while the mixture is served. A weight of 0 serves nothing. At a resume they may
+            be others, see `iter(allow={"weights"})`.
         stop: what happens at the end of a data set. "first": the mixture ends when the first data set ends. "all": it
             goes on without that data set. "all_repeat": the data set begins again, until each has ended once. If its new
             epoch has no sample, its turn goes to the others, and it begins again at its next turn.
-        by: the unit of the weights, "samples" or "tokens". By "tokens", an empty sample counts as one token. Streamed
-            data balance the tokens served so far. Indexed data use the mean length of each data set.
+        by: the unit of the weights, "samples" or "tokens". By "tokens", the tokens served so far are balanced, to within
+            a sample. An empty sample counts as one token.
         length_column: the list column whose tokens count.
     Raises:
         ValueError: two of them have token ids of different vocabularies in one column.
@@ -372,12 +386,16 @@ def interleave_datasets(
     >>> one, two = bf.from_sequence(["H"] * 6), bf.from_sequence(["K"] * 4)
     >>> "".join(sample["text"] for sample in bf.interleave_datasets([one, two], weights=[1.5, 1]))
     'HKHKHHKHKH'
+    >>> named = bf.interleave_datasets({"one": one, "two": two}, weights={"one": 2, "two": 1})
+    >>> "".join(sample["text"] for sample in named)
+    'HKHHKHHK'
     """
     one_of("by", by, "samples", "tokens")
-    stages = stages_of("interleave_datasets", datasets)
-    if weights is not None and not isinstance(weights, Iterable | Schedule):
-        raise TypeError(f"weights takes a list, a number for each data set (got {weights!r})")
-    shares = (1.0,) * len(stages) if weights is None else weights if isinstance(weights, Schedule) else tuple(weights)
+    names = tuple(datasets) if isinstance(datasets, Mapping) else ()
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"the names of data sets are strings (got {odd[0]!r})")
+    stages = stages_of("interleave_datasets", [*datasets.values()] if isinstance(datasets, Mapping) else datasets)
+    shares = _weights_of(weights, names, len(stages))
     check_vocabularies("interleave_datasets", stages)
     scheduled = shares.by if isinstance(shares, Schedule) else None
     if (scheduled, by) == ("samples", "tokens"):
@@ -385,15 +403,24 @@ def interleave_datasets(
             "the weights are scheduled by samples, and by='tokens' was given; say schedule(..., by='tokens')"
         )
     column = length_column if "tokens" in (by, scheduled) else None
-    streamed = any(facts_of(stage).streamed_by for stage in stages)
-    if column and scheduled and not streamed:
-        raise ValueError(
-            "a schedule by tokens counts the tokens that were served, which an index does not; mix streams (stream() of data "
-            "that repeat, else stream().take(n)), or schedule by samples"
-        )
-    if streamed:
-        return Dataset(Interleave(stages, shares, stop, column))
-    return IndexedDataset(IndexInterleave(cast(tuple[Indexed, ...], stages), shares, stop, column))
+    if any(facts_of(stage).streamed_by for stage in stages):
+        return Dataset(Interleave(stages, shares, stop, column, names))
+    if column:
+        return ForwardMixture(Interleave(stages, shares, stop, column, names))
+    return IndexedDataset(IndexInterleave(cast(tuple[Indexed, ...], stages), shares, stop, names))
+
+
+def _weights_of(weights: Weights | None, names: tuple[str, ...], count: int) -> tuple[float, ...] | Schedule:
+    """The weights of so many data sets, in their order."""
+    if weights is None:
+        return (1.0,) * count
+    if isinstance(weights, Schedule):
+        return weights.of(names) if weights.names else weights
+    if isinstance(weights, Mapping):
+        return of_names(weights, names)
+    if not isinstance(weights, Iterable):
+        raise TypeError(f"weights takes a list, a number for each data set (got {weights!r})")
+    return tuple(weights)
 
 
 @overload

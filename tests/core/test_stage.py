@@ -161,19 +161,18 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
     "other weights": (
         bf.interleave_datasets([samples, samples], weights=[1, 2]),
         bf.interleave_datasets([samples, samples], weights=[1, 3]),
-        r"interleave_datasets.fixed_weights\[1\] was 2 when it was saved and is 3 here",
+        r"interleave_datasets.weights\[1\] was 2 when it was saved and is 3 here; .* by allow={'weights'}$",
     ),
     "streams for a mixture of indexed data": (
         mixed["samples"],
         bf.interleave_datasets([samples.stream().take(20), samples], weights=[1, 2]),
-        "interleave_datasets was a mixture of indexed data when it was saved and is a mixture of streams here; a state cannot "
-        r"turn one into the other: go on with the indexed data, without stream\(\)$",
+        "interleave_datasets.runs was 'by place' when it was saved and is 'forward' here; a mixture of indexed data by samples "
+        r"finds its rows by place, another one, or its stream\(\), runs forward\. A state cannot turn one into the other: go on",
     ),
     "indexed data for a mixture of streams": (
         bf.interleave_datasets([samples.stream().take(20), samples], weights=[1, 2]),
         bf.interleave_datasets([samples.stream(), samples.stream()]),
-        "interleave_datasets was a mixture of streams when it was saved and is a mixture of indexed data here; a state cannot "
-        r"turn .* go on with the streams\. Where data do not repeat, that needs stream\(\).take\(n\), as stream\(\) alone ",
+        "interleave_datasets.runs was 'forward' when it was saved and is 'by place' here; ",
     ),
     "another data set": (
         samples + samples,
@@ -256,12 +255,11 @@ def test_weights_of_data_that_end_may_differ_where_they_are_mixed_as_streams() -
         return bf.interleave_datasets([rows, samples], weights=weights, stop="all")
 
     assert mixed(samples.stream(), 1, 1).kind == "indexed"
-    with pytest.raises(bf.StateError, match=r" if it mixes streams: files, .* or stream\(\)\.take\(n\) of other data$"):
-        mixed(samples.stream(), 1, 3).iter(saved(mixed(samples.stream(), 1, 1)), allow={"weights"})
-    rows = samples.stream().take(len(samples))
-    before = taken(mixed(rows, 1, 1).iter(), 4)
-    after = [*mixed(rows, 1, 3).iter(saved(mixed(rows, 1, 1), 4), allow={"weights"})]
-    assert sorted(row["id"] for row in before + after) == sorted(row["id"] for row in [*samples, *samples])
+    streams = samples.stream().take(len(samples))
+    for kind in (lambda *weights: mixed(streams, *weights), lambda *weights: mixed(samples, *weights).stream()):
+        before = taken(kind(1, 1).iter(), 4)
+        after = [*kind(1, 3).iter(saved(kind(1, 1), 4), allow={"weights"})]
+        assert sorted(row["id"] for row in before + after) == sorted(row["id"] for row in [*samples, *samples])
 
 
 def test_what_does_not_change_the_order_is_not_compared(tmp_path: Path) -> None:
@@ -429,7 +427,8 @@ def test_a_word_of_allow_is_a_name_and_has_to_be_known(tmp_path: Path) -> None:
     for wrong, name in (({"nonsense"}, "nonsense"), ("url", "url"), (["urls", "seed"], "seed")):
         for data in (moved, moved.batch(2)):
             with pytest.raises(
-                ValueError, match=rf"^allow takes the names 'functions', 'rows', 'urls', 'weights' \(got '{name}'\)$"
+                ValueError,
+                match=rf"^allow takes the names 'functions', 'rows', 'sources', 'urls', 'weights' \(got '{name}'\)$",
             ):
                 data.iter(allow=wrong)
 

@@ -62,7 +62,7 @@ KINDS: dict[str, tuple[Callable[[], bf.Dataset], str]] = {
     "a filter of a slice": (lambda: ROWS.take(3).stream().filter(even).skip(1), "streamed (by filter)"),
     "a filter of a mixture": (
         lambda: bf.interleave_datasets([ROWS, ROWS]).stream().filter(even),
-        "streamed (by filter)",
+        "streamed (by interleave_datasets)",
     ),
     "a filter of a slice in a concatenation": (
         lambda: (ROWS + ROWS.skip(1)).stream().filter(even),

@@ -124,7 +124,7 @@ def test_settings_are_checked(kind: Any) -> None:
     for wrong, message in (
         ({"stop": "last"}, r"^stop must be one of first, all, all_repeat \(got 'last'\)$"),
         ({"weights": [1]}, r"^there must be a weight for each of 2 data sets \(got 1\)$"),
-        ({"weights": [1, -0.5]}, r"^weights must be positive \(got 1, -0\.5\)$"),
+        ({"weights": [1, -0.5]}, r"^weights must be 0 or more, and one of them positive \(got 1, -0\.5\)$"),
         ({"weights": [1, float("inf")]}, r"^weights must be finite \(got inf\)$"),
         ({"weights": [1, float("nan")]}, r"^weights must be finite \(got nan\)$"),
     ):

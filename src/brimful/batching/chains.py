@@ -15,7 +15,8 @@ from brimful.core.stage import Stage, with_inputs
 def sharded(stage: Stage[Any], *, timeout_seconds: float, **how: Any) -> Stage[Any]:
     """The batches of one data-parallel rank: rank, world_size, process_group, uneven."""
     if isinstance(stage, Batched):
-        return Sharded(stage, **how, streamed=facts_of(stage).streamed_by)  # ranks that share an index wait for nobody
+        found = facts_of(stage)  # ranks that share an index wait for nobody
+        return Sharded(stage, **how, streamed="" if found.from_index else found.streamed_by)
     if isinstance(stage, RoundRobin):
         return replace(stage, is_sharded=True, timeout_seconds=timeout_seconds, **how)
     below = sharded(stage.inputs[0], timeout_seconds=timeout_seconds, **how)

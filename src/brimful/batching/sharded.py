@@ -68,7 +68,7 @@ class Sharded(Stage[Batch]):
         def steps(planned: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
             """The rank's batch of each step that ends among the batches of a window; of a step that goes on, it is kept."""
             nonlocal step
-            known, count = counted(planned, self.upstream.labels_follow), len(order)
+            known, count = counted(planned, self.upstream.labels_follow, rows=world_size > 1), len(order)
             labels = [known[place] for place in order.tolist()]
             own = planned.part(order[done + (rank - step.taken) % world_size :: world_size])
             own = own.apart() if world_size > 1 else own
@@ -134,7 +134,7 @@ class Sharded(Stage[Batch]):
         with running(self.upstream, self.upstream.start(epoch), run) as items:
             batches = [batch for (batch, _), _ in islice(with_counts(items), count)]  # counted when they came first
         follow = self.upstream.labels_follow
-        known = [counted(batch.plan.part(np.array([batch.place])), follow)[0] for batch in batches]
+        known = [counted(batch.plan.part(np.array([batch.place])), follow, rows=True)[0] for batch in batches]
         return list(islice(cycle(zip(batches, known, strict=True)), count))
 
 

@@ -24,7 +24,7 @@ from brimful.core.repeat import awaited
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
-from brimful.index.indexed import Indexed, Repeat
+from brimful.index.indexed import Indexed, Repeat, Reread
 from brimful.index.views import ChosenIndex, UnmaskedIndex
 from brimful.plan import OverlongError, Policy
 from brimful.plan.errors import warn_once
@@ -323,9 +323,10 @@ class Planned(Windowed):
 
     def items(self, at: State, run: Run) -> Generator[tuple[PlanningWindow, State], None, None]:
         epoch, number, size = at["rows"] if isinstance(at, dict) else at
-        index, count = self._index, self.upstream.count
+        index, count = self._index, self.upstream.count_in(epoch)
         if count == 0:
             return
+        edits, reread = self.upstream.edits(epoch), Reread(self.upstream, epoch, number * size, run)
         if self.batches is not None and not self.size and size != self._judged:
             warn_once(
                 "this epoch goes on with windows of %s samples, as it began. From the next epoch on, windows have %s samples, so "
@@ -339,6 +340,8 @@ class Planned(Windowed):
         first = number * size
         while first != count:
             last = first + (size if count is None else window_ends(count - first, size))
+            last = min((place for place in edits if first < place < last), default=last)
+            reread.place = last
             numbers = rows(first, last)
             lengths = self._lengths(numbers)
             window = PlanningWindow(epoch, number, lengths, numbers, index.locate, index=index, texts_at=self._texts_at)

@@ -45,6 +45,8 @@ class Facts:
         draws: how many stages draw random numbers, in the longest branch, itself included.
         leaves_out: whether rows that are bad are left out somewhere (on_error="skip").
         cut_by_time: whether the time that a user's function took may have a say in where its blocks end.
+        from_index: whether all its rows are read by number, and neither a function of the user's nor a tokenizer works on them:
+            so each of several ranks can afford to read all of them.
         one_by_one: whether rows are fetched one by one, from an object of the user's, so that no more than the wanted ones should
             be.
         static_buffers: whether items come in tensors that later ones come in too: whoever holds some of them copies, or refuses.
@@ -73,6 +75,7 @@ class Facts:
     draws: int = 0
     leaves_out: bool = False
     cut_by_time: bool = False
+    from_index: bool = False
     one_by_one: bool = False
     static_buffers: bool = False
     tokenizers: Callable[[], Tokenizers] = dict
@@ -118,6 +121,7 @@ def following(stage: Stage[Any], *inputs: Facts, **known: Any) -> Facts:
         "draws": max((each.draws for each in inputs), default=0),
         "leaves_out": getattr(stage, "on_error", "raise") == "skip" or any(each.leaves_out for each in inputs),
         "cut_by_time": any(each.cut_by_time for each in inputs),
+        "from_index": bool(inputs) and not own and all(each.from_index for each in inputs),
         "one_by_one": any(each.one_by_one for each in inputs),
         "static_buffers": any(each.static_buffers for each in inputs),
         "tokenizers": lambda: _joined(inputs),

@@ -93,12 +93,10 @@ _REMEDIES: Final = {
     "allow={'urls'}",
     "functions": "go on with the function that saved it, or with this one by allow={'functions'} if it gives the same rows "
     "for the rows that were taken already; another one begins anew, or with the next epoch",
-    "fixed_weights": "allow={'weights'} works for mixtures of streams; this one is indexed, and a place in it is counted with "
-    "its weights: end the epoch with those that saved it (take(n) gives repeating data one), and begin the next with others. A "
-    "new run can change them midway if it mixes streams: files, stream() of data that repeat, or stream().take(n) of other data",
-    "a mixture of indexed data": "a state cannot turn one into the other: go on with the indexed data, without stream()",
-    "a mixture of streams": "a state cannot turn one into the other: go on with the streams. Where data do not repeat, that "
-    "needs stream().take(n), as stream() alone leaves a mixture indexed",
+    "runs": "a mixture of indexed data by samples finds its rows by place, another one, or its stream(), runs forward. A state "
+    "cannot turn one into the other: go on as it was saved",
+    "sources": "go on with the data sets that saved it. Or add some, or leave some out, by allow={'sources'}; those that stay "
+    "keep their names and their order",
     "weights": "go on with the weights that saved it, or with these all the same by allow={'weights'}",
     "shuffle_batches": "say shuffle_batches={saved}. True means 'stratified' with micro_batches of 2 or more, and with "
     "balance_cost over streams; else it means a random order, which fits only a run without them. Start a run whose "
@@ -115,7 +113,7 @@ SHUFFLES: Final = ("shuffle", "shuffle_shards")
 """Settings of sources without which their seed draws nothing."""
 
 
-_ALLOWED: Final = ("functions", "rows", "urls", "weights")
+_ALLOWED: Final = ("functions", "rows", "sources", "urls", "weights")
 """In what a state may differ, where the caller says so."""
 
 
@@ -193,11 +191,8 @@ def header_difference(
             return here  # of a digest neither part says much without the other
         inside = f"{path}." if path else ""
         owner = f"{inside}{ours['verb']}." if "verb" in ours else inside
-        if ("fixed_weights" in saved) != ("fixed_weights" in ours):
-            mixtures = [
-                f"a mixture of {'indexed data' if 'fixed_weights' in one else 'streams'}" for one in (saved, ours)
-            ]
-            return Difference(owner.rstrip("."), mixtures[0], *mixtures)
+        if "sources" in allow and "sources" in saved and "sources" in ours:
+            saved, ours = _in_both(saved, ours), _in_both(ours, saved)
         # the policy first: the window by default, and sort, follow from what was given
         policies = saved.get("policy"), ours.get("policy")
         if found := header_difference(*policies, allow | {"sort"}, f"{owner}policy", "policy"):
@@ -211,6 +206,14 @@ def header_difference(
     return next(
         filter(None, (header_difference(one, other, allow, name, own) for one, other, name, own in pairs)), None
     )
+
+
+def _in_both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """An entry of a mixture less its data sets that the other one has not, and its weights."""
+    both = [name for name in one["sources"] if name in other["sources"]]
+    datasets = [part for name, part in zip(one["sources"], one.get("datasets", ())) if name in both]
+    own = {name: value for name, value in one.items() if name not in ("weights", "sources")}
+    return {"order": both} | own | {"datasets": datasets}
 
 
 def _same_function(saved: dict[str, Any], ours: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from brimful.core.ahead import then
 from brimful.core.counters import COUNTERS, Counters, apart
 from brimful.core.facts import shown
 from brimful.core.header import VERSION, allowed, check_header, header_difference, header_of
-from brimful.core.replay import keep_weights, shards_differ
+from brimful.core.replay import as_saved, edited, shards_differ
 from brimful.core.run import JOIN_SECONDS, Run, check_process, runs_here
 from brimful.core.stage import END, Stage, State
 from brimful.core.states import check_form, position_of, sealed
@@ -73,9 +73,8 @@ class ResumableIterator(Iterator[T], Generic[T]):
             if state_dict is None:
                 self._header = self._context.run(header_of, stage)
                 self._state = self._context.run(stage.start, epoch)
-            else:  # a filter of indexed data was asked, and counted, before the state was saved
-                self._header, _ = self._context.run(apart, header_of, stage)
-                self._state = self._position(state_dict, different)
+            else:
+                self._header, self._state = self._resumed(state_dict, different)
         except StopIteration as error:
             raise _no_end(error) from error
         _ITERATORS.add(self)
@@ -237,19 +236,24 @@ class ResumableIterator(Iterator[T], Generic[T]):
             return error
         return None
 
-    def _position(self, state_dict: dict[str, Any], allow: frozenset[str]) -> State:
-        position = position_in(state_dict, self._header, allow)
-        if "rows" in allow and (differs := header_difference(state_dict["header"], self._header, allow - {"rows"})):
+    def _resumed(self, state_dict: dict[str, Any], allow: frozenset[str]) -> tuple[Any, State]:
+        """The header and the place of a run that goes on from a state. Its stage is one of the state's weights, up to there."""
+        (stage, header, position), _ = self._context.run(apart, position_in, state_dict, self._stage, allow)
+        saved = state_dict["header"]
+        if "rows" in allow and (differs := header_difference(saved, header, allow - {"rows"})):
             words = f"{differs.name} was {differs.saved} when this state was saved, and is {differs.ours} here"
             self._run.other_rows(words)
         if "urls" in allow:
-            self._run.shards = shards_differ(state_dict["header"], self._header)
-        self._context.run(keep_weights, self._stage, position, state_dict["header"], self._header)
-        return position
+            self._run.shards = shards_differ(saved, header)
+        self._stage = self._context.run(edited, stage, position, saved)
+        if self._stage is not stage:
+            header, _ = self._context.run(apart, header_of, self._stage)
+        return header, position
 
 
-def position_in(state_dict: dict[str, Any], header: Any, allow: frozenset[str]) -> State:
-    """The position in a state, which a pipeline of this header can go on from; nothing is read for it.
+def position_in(state_dict: dict[str, Any], stage: Stage[Any], allow: frozenset[str]) -> tuple[Stage[Any], Any, State]:
+    """The position in a state, which a chain can go on from; with the chain, as the state says it, and its header. No row is read
+    for it. (A filter of indexed data is asked; it was counted before the state was saved.)
 
     Raises:
         StateError: it is no state, or damaged, or that of another pipeline.
@@ -258,8 +262,10 @@ def position_in(state_dict: dict[str, Any], header: Any, allow: frozenset[str]) 
         raise StateError("a state is what state_dict() returns (got an empty dict); None begins at the start")
     check_form(state_dict, "header", "position", "crc32", version=VERSION)
     position = position_of(state_dict)
+    stage = as_saved(stage, state_dict["header"])
+    header = header_of(stage)
     check_header(state_dict["header"], header, allow)
-    return position
+    return stage, header, position
 
 
 _ITERATORS: Final[WeakSet[ResumableIterator[Any]]] = WeakSet()

@@ -93,7 +93,9 @@ def epoch_of(state: State) -> int | None:
     """
     if isinstance(state, list):
         return min((epoch for one in state if (epoch := epoch_of(one)) is not None), default=None)
-    return state["epoch"] if isinstance(state, dict) and state.keys() == {"epoch", "rows"} else None
+    if not isinstance(state, dict) or "passing" in state:
+        return None
+    return state["epoch"] if state.keys() == {"epoch", "rows"} else epoch_of([*state.values()])
 
 
 def passing(state: State) -> State:

@@ -1,33 +1,49 @@
-"""What a run that goes on from a state reads again. It must come as it did before, also where weights have changed since."""
+"""What a run that goes on from a state reads again. It must come as it did before, also where weights or sources of mixtures have
+changed since."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import copy_context
 from itertools import islice
 from operator import is_
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from brimful.core.counters import COUNTERS, quiet_counters
+from brimful.core.facts import verb_of
 from brimful.core.run import Run
 from brimful.core.stage import Stage, State, running, with_inputs
+from brimful.plan.errors import logger
 
 T = TypeVar("T")
 
 
 class Replayed(Protocol):
-    """A run of a stage that has the setting with which the state was saved, and has another one now."""
+    """A run of what reads mixtures that have other weights, or sources, than the state was saved with."""
 
     def reached(self) -> None:
         """What it gave so far must come again."""
 
-    def hold(self, parts: Collection[int]) -> None:
-        """Writes into the state where the run began how far the saved setting holds.
+    def hold(self, parts: Collection[int]) -> tuple[str, int] | None:
+        """Has it known how far the saved weights hold; the verb and how many samples that are, where it knows.
 
         Args:
-            parts: the ids of all parts of the position that the state is in.
+            parts: the ids of all parts of the position that the run began in.
         """
+
+
+class Mixture(Protocol):
+    """A stage whose order a header holds, and which may be another one at a resume."""
+
+    def as_saved(self, entry: Mapping[str, Any]) -> Any:
+        """The same with what the entry of a header says and no code does."""
+
+    def before_edit(self, entry: Mapping[str, Any]) -> Any:
+        """The same as a state was saved that has this entry; the same object, where nothing differs."""
+
+    def after_edit(self, entry: Mapping[str, Any], before: Any) -> Any:
+        """The same as it goes on, once `before` has been read again."""
 
 
 def shards_differ(saved: Any, ours: Any) -> str:
@@ -76,39 +92,77 @@ def replayed(stage: Stage[Any], at: State, step: int = 1) -> list[Replayed]:
     return found
 
 
-def keep_weights(stage: Stage[Any], position: State, saved: Any, ours: Any) -> None:
-    """Has a position say how far the weights in the header `saved` still hold, where `ours` has others. It is changed in place.
+def as_saved(stage: Stage[T], header: Any) -> Stage[T]:
+    """The chain with what a header says of its mixtures and no code does."""
+    return _rewritten(stage, header, lambda one, entry: one.as_saved(entry))
+
+
+def edited(stage: Stage[T], position: State, header: Any) -> Stage[T]:
+    """The chain that goes on from a position, where it has other weights, or sources, than the header that the position was saved
+    with. What must come again keeps those; the others begin after it, which is said once. Positions of streams are changed in
+    place.
 
     Price: what the position has read again is read once more, by one thread.
+    Raises:
+        StateError: they cannot change at this position.
     """
-    weights = [*_weights(saved)]
-    if weights != [*_weights(ours)]:
-        parts = {*_ids(position)}
-        for one in replayed(with_saved_weights(stage, iter(weights)), position):
-            one.hold(parts)
+    mixtures: dict[int, Any] = {}
+
+    def before(one: Mixture, entry: dict[str, Any]) -> Any:
+        mixtures[id(entry)] = one.before_edit(entry)
+        return mixtures[id(entry)]
+
+    saved = _rewritten(stage, header, before)
+    if saved is stage:
+        return stage
+    parts = {*_ids(position)}
+    held = [place for one in replayed(saved, position) if (place := one.hold(parts))]
+    places = sorted({count for _, count in held})
+    if places:
+        shown = ", ".join(f"{place:,}" for place in places[:_SHOWN]) + (", ..." if len(places) > _SHOWN else "")
+        apart = "" if len(places) == 1 else " of its streams or places"
+        logger.warning(
+            "%s goes on with other weights or sources from sample %s%s on, as allow= says; what must be read again keeps its own",
+            held[0][0],
+            shown,
+            apart,
+        )
+    return _rewritten(stage, header, lambda one, entry: one.after_edit(entry, mixtures.get(id(entry), one)))
 
 
-def with_saved_weights(stage: Stage[T], weights: Iterator[Any]) -> Stage[T]:
-    """The chain as a state was saved that has these weights of its mixtures, from the sources on; the rest is as it is. A mixture
-    has a method for it."""
-    inputs = tuple(with_saved_weights(one, weights) for one in stage.inputs)
-    own = stage if all(map(is_, inputs, stage.inputs)) else with_inputs(stage, *inputs)
-    return own.with_saved_weights(next(weights)) if hasattr(own, "with_saved_weights") else own
+_SHOWN: Final = 8
+
+
+def _rewritten(stage: Stage[T], header: Any, change: Callable[[Any, Any], Any]) -> Stage[T]:
+    """The chain with each mixture as `change` makes it, which is called with it and its entry in a header, from the sources on.
+    What it leaves as it is stays the same object."""
+    left = [*header] if isinstance(header, list) else []
+    below = stage.inputs
+    mixes = hasattr(stage, "before_edit")
+    entry: Any = None
+    if mixes or len(below) > 1:
+        while left and left[-1].get("verb") != verb_of(stage):
+            left.pop()
+        entry = left.pop() if left else None
+    parts = [left] if len(below) == 1 else _of_each(stage, len(below), entry or {})
+    inputs = tuple(_rewritten(one, part, change) for one, part in zip(below, parts))
+    own = stage if all(map(is_, inputs, below)) else with_inputs(stage, *inputs)
+    return change(own, entry) if mixes and entry is not None else own
+
+
+def _of_each(stage: Stage[Any], count: int, entry: Mapping[str, Any]) -> list[Any]:
+    """The headers of the data sets of a stage: by name, where they have names."""
+    saved, names = entry.get("datasets", ()), getattr(stage, "names", ())
+    if not names or "sources" not in entry:
+        return [*saved, *[[]] * (count - len(saved))][:count]
+    by_name = dict(zip(entry["sources"], saved))
+    return [by_name.get(name, []) for name in names]
 
 
 def _first(stage: Stage[Any], at: State, run: Run, step: int) -> None:
     with run.entered(), running(stage, at, run) as items:
         deque(islice(items, step), maxlen=0)
     run.close()
-
-
-def _weights(header: Any) -> Iterator[list[float]]:
-    """Those of each mixture of streams, in the order of `with_saved_weights`."""
-    for one in header:
-        for branch in one.get("datasets", ()):
-            yield from _weights(branch)
-        if one.get("verb") == "interleave_datasets" and "weights" in one:
-            yield one["weights"]
 
 
 def _ids(position: State) -> Iterator[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias, cast
@@ -17,7 +18,7 @@ from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, with_inputs
 from brimful.index.index import DataIndex, Index
 from brimful.index.views import ChosenIndex, SelectedIndex
-from brimful.plan.errors import DataError
+from brimful.plan.errors import DataError, StateError
 from brimful.plan.once import once
 from brimful.rows.columns import Choice
 from brimful.tables.blocks import Block
@@ -59,6 +60,31 @@ class Indexed(Stage[Block]):
     def order(self, epoch: int) -> RowNumbers:
         """The rows of an epoch, in order."""
 
+    # Where the weights of a mixture changed at a resume, an epoch may have another order and another number of samples.
+
+    def count_in(self, epoch: int) -> int | None:
+        """As `count`, of one epoch."""
+        return self.count
+
+    def edits(self, epoch: int) -> tuple[int, ...]:
+        """The places of an epoch at which weights changed: no window reaches over them."""
+        return ()
+
+    @property
+    def last_edit(self) -> int:
+        """The last epoch that has other weights than those after it; -1: none has."""
+        return -1
+
+    def held(self, began: int, epoch: int, place: int) -> None:
+        """Tells mixtures below, if their weights are to change, that samples must come again as they were: from epoch `began` up
+        to a place of an epoch.
+
+        Raises:
+            StateError: a place here is none of the mixture.
+        """
+        if any(map(marked, self._inputs)):
+            raise cannot_change(self)
+
     @property
     def pass_rows(self) -> int:
         """How many samples its sources have: so many places are a pass over them, where they repeat."""
@@ -81,6 +107,7 @@ class Indexed(Stage[Block]):
             self,
             *inputs,
             streamed_by="",
+            from_index=True,
             schema=lambda: None if any(one.schema() is None for one in inputs) else self.index.schema,
             num_rows=lambda: self.count if self.counted else None,
             originals=lambda: self._originals([one.originals() for one in inputs]),
@@ -120,10 +147,11 @@ class Indexed(Stage[Block]):
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, done = at["rows"] if isinstance(at, dict) else at
-        count = self.count
+        count = self.count_in(epoch)
         if count == 0:
             yield EMPTY, END
             return
+        reread = Reread(self, epoch, done, run)
         rows = self.order(epoch)
         first, most = (FIRST_FETCHED, FETCHED) if facts_of(self).one_by_one else (FIRST_ROWS, BLOCK_ROWS)
         numbers = np.zeros(0, dtype=np.int64)
@@ -136,6 +164,7 @@ class Indexed(Stage[Block]):
             block = self.index.take(numbers[:size])
             numbers = numbers[size:]
             done += size
+            reread.place = done
             yield block, END if done == count else self.reached(epoch, done, [epoch, done])
 
     def reached(self, epoch: int, done: int, state: State) -> State:
@@ -153,6 +182,41 @@ class Indexed(Stage[Block]):
         for name in self.index.list_columns:
             values += self.index.lengths_at(numbers, (name,), required=False)
         return max(1, int(np.searchsorted(np.cumsum(values), 4 * BLOCK_BYTES, side="right")))
+
+
+class Reread:
+    """A run of indexed data, where it is found out how far it must come again. `place`: how far it has come."""
+
+    def __init__(self, stage: Indexed, epoch: int, place: int, run: Run) -> None:
+        self._stage, self._epoch = stage, epoch
+        self.place = self._until = place
+        if run.replay is not None:
+            run.replay.append(self)
+
+    def reached(self) -> None:
+        """As `core.replay.Replayed` says."""
+        self._until = self.place
+
+    def hold(self, parts: Collection[int]) -> tuple[str, int] | None:
+        """As `core.replay.Replayed` says."""
+        if not marked(self._stage):
+            return None
+        self._stage.held(self._epoch, self._epoch, self._until)
+        return "interleave_datasets", self._until
+
+
+def marked(stage: Indexed) -> bool:
+    """Whether the weights of a mixture are to change there."""
+    return getattr(stage, "mark", None) is not None or any(map(marked, cast(tuple[Indexed, ...], stage.inputs)))
+
+
+def cannot_change(stage: Indexed) -> StateError:
+    """The error where a mixture lies below a stage that has its samples at other places."""
+    return StateError(
+        f"the weights of interleave_datasets cannot change below {verb_of(stage)}, which is indexed: its places are none of the "
+        "mixture's. Begin with stream() of the mixture: then its weights may change anywhere. Or end the epoch with the weights "
+        "that the state was saved with"
+    )
 
 
 class Source(Indexed):
@@ -267,6 +331,19 @@ class Choose(Indexed):
     def count(self) -> int | None:
         return self.upstream.count
 
+    def count_in(self, epoch: int) -> int | None:
+        return self.upstream.count_in(epoch)
+
+    def edits(self, epoch: int) -> tuple[int, ...]:
+        return self.upstream.edits(epoch)
+
+    @property
+    def last_edit(self) -> int:
+        return self.upstream.last_edit
+
+    def held(self, began: int, epoch: int, place: int) -> None:
+        self.upstream.held(began, epoch, place)
+
     def order(self, epoch: int) -> RowNumbers:
         return self.upstream.order(epoch)
 
@@ -296,22 +373,50 @@ def over_epochs(stage: Indexed, epoch: int) -> RowNumbers:
 
     Price: beside the rows, what beginning an epoch costs for each that is touched; two of them are kept.
     """
-    count = stage.count
-    if not count:  # empty, or endless itself
+    if not stage.count:  # empty, or endless itself
         return stage.order(epoch)
+    epochs = Epochs(stage, epoch)
 
     @lru_cache(maxsize=2)
     def begun(number: int) -> RowNumbers:
-        return stage.order(epoch + number)
+        return stage.order(number)
 
     def rows(first: int, last: int) -> NDArray[np.int64]:
         pieces = [np.zeros(0, dtype=np.int64)]
-        for number in range(first // count, -(-last // count)):
-            start = number * count
-            pieces.append(begun(number)(max(first - start, 0), min(last - start, count)))
+        while first < last:
+            number, start, count = epochs.at(first)
+            end = min(last, start + count)
+            pieces.append(begun(number)(first - start, end - start))
+            first = end
         return np.concatenate(pieces)
 
     return rows
+
+
+class Epochs:
+    """Where the epochs of what has an end lie, one after another from one of them on. Some may have another number of samples,
+    where weights changed in them."""
+
+    def __init__(self, stage: Indexed, first: int) -> None:
+        assert stage.count
+        self._first, self._count = first, stage.count
+        self._starts = [0]
+        for epoch in range(first, stage.last_edit + 1):
+            self._starts.append(self._starts[-1] + (stage.count_in(epoch) or 0))
+
+    def at(self, place: int) -> tuple[int, int, int]:
+        """The epoch of a place, where that begins, and its number of samples."""
+        regular = len(self._starts) - 1
+        if place < self._starts[-1]:
+            number = bisect_right(self._starts, place) - 1
+            return self._first + number, self._starts[number], self._starts[number + 1] - self._starts[number]
+        number = (place - self._starts[-1]) // self._count
+        return self._first + regular + number, self._starts[-1] + number * self._count, self._count
+
+    def start(self, epoch: int) -> int:
+        """The place at which an epoch begins."""
+        number, regular = epoch - self._first, len(self._starts) - 1
+        return self._starts[min(number, regular)] + max(0, number - regular) * self._count
 
 
 @dataclass(frozen=True)
@@ -331,6 +436,22 @@ class Repeat(Reordered):
                 f"{shown(self)}: there is no sample to repeat. The data are empty, or a filter leaves out every sample"
             )
         return over_epochs(self.upstream, epoch)
+
+    def edits(self, epoch: int) -> tuple[int, ...]:
+        if not self.upstream.count:
+            return self.upstream.edits(epoch)
+        epochs = Epochs(self.upstream, epoch)
+        return tuple(
+            epochs.start(number) + place
+            for number in range(epoch, self.upstream.last_edit + 1)
+            for place in self.upstream.edits(number)
+        )
+
+    def held(self, began: int, epoch: int, place: int) -> None:
+        if self.upstream.count:
+            epoch, start, _ = Epochs(self.upstream, epoch).at(place)
+            place -= start
+        self.upstream.held(began, epoch, place)
 
     def unshuffled(self) -> tuple[RowNumbers, int]:
         return self.upstream.unshuffled()

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.facts import Facts, refuse_originals, verb_of
-from brimful.core.stage import with_inputs
+from brimful.core.header import described
+from brimful.core.stage import not_in_state, with_inputs
 from brimful.index.index import Index, lengths_by_column
-from brimful.index.indexed import SPAN, Indexed, RowNumbers, Source, over_epochs
-from brimful.plan.errors import MOST, DataError
+from brimful.index.indexed import Indexed, RowNumbers, Source, over_epochs
+from brimful.plan.errors import MOST, DataError, StateError
 from brimful.plan.mix import ENDLESS, Stop
 from brimful.plan.once import once
 from brimful.plan.schedule import Course, Schedule, Segment, check, segments_of
+from brimful.rows.mixing import is_unchanged, keys_of, mixture_settings, weights_saved
 from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal
 from brimful.tables.ragged import LABELS, REMEDIES, array_of, distinct, no_column
@@ -201,38 +203,97 @@ _NONE: Final = np.zeros(0, dtype=np.int64)
 class Interleave(Joined):
     """Samples of each in stratified order: the same ones, at the same places, as `rows.interleave` gives of unshuffled data.
 
-    What begins again takes its next epoch. `length_column` (None: weights are shares of samples) makes the weights shares
-    of the tokens of that column: those of samples are the weights by the mean length of each data set. A position is a
-    place in the mixture of these very weights, which therefore no `allow` can change.
+    What begins again takes its next epoch. A position is a place in the mixture. Where weights change at a resume, the header
+    keeps those of before: [epoch, place, weights], which hold up to there.
 
-    Price: .5 ms a part that is asked for, whatever lies before it; 50 ns a sample. By tokens all lengths are read once.
+    Price: .5 ms a part that is asked for, whatever lies before it; 50 ns a sample.
     """
 
     verb = "interleave_datasets"
 
-    fixed_weights: tuple[float, ...] | Schedule
+    weights: tuple[float, ...] | Schedule
     stop: Stop
-    length_column: str | None = None
+    names: tuple[str, ...] = ()
+    draws: int | None = not_in_state(None)
+    """As of `rows.mixing.Interleave`."""
+    before: tuple[Until, ...] = not_in_state(())
+    """The weights that held before those of this mixture, in order."""
+    mark: Mark | None = not_in_state(None)
+    """Where it is found out how far those of a state hold."""
 
     def __post_init__(self) -> None:
-        check(len(self.upstreams), self.fixed_weights, self.stop)
+        check(len(self.upstreams), self.weights, self.stop)
+
+    def settings(self) -> dict[str, Any]:
+        before = [[one.epoch, one.place, described(one.weights)] for one in self.before]
+        return mixture_settings(self, "by place") | ({"before": before} if before else {})
 
     def facts(self, *inputs: Facts) -> Facts:
         def ends() -> bool:
-            if isinstance(self.fixed_weights, Schedule):
+            if isinstance(self.weights, Schedule):
                 return self.count is not None  # a data set whose weight becomes 0 may have an end that never comes
             return (any if self.stop == "first" else all)(one.ends() for one in inputs)
 
-        return replace(super().facts(*inputs), ends=ends)
+        found = super().facts(*inputs)
+        return replace(found, ends=ends, draws=found.draws if self.draws is None else self.draws)
+
+    def as_saved(self, entry: Mapping[str, Any]) -> Interleave:
+        """As `core.replay.Mixture` says; so are the others."""
+        keys = self.names or tuple(map(str, range(len(self.upstreams))))
+        before = tuple(
+            Until(epoch, place, weights_saved({**entry, "weights": weights}, keys))
+            for epoch, place, weights in entry.get("before", ())
+        )
+        draws = entry["draws"] if "draws" in entry and self.names else self.draws
+        return self if (before, draws) == (self.before, self.draws) else replace(self, before=before, draws=draws)
+
+    def before_edit(self, entry: Mapping[str, Any]) -> Interleave:
+        if is_unchanged(self, entry):
+            return self
+        keys = self.names or tuple(keys_of(entry))
+        if gone := [key for key in keys_of(entry) if key not in keys]:
+            raise StateError(
+                f"interleave_datasets cannot leave out {gone[0]!r}: a place in an indexed mixture is counted with all that it "
+                "was mixed of. Give it with a weight of 0 and allow={'weights'}. Or begin with stream(), which can leave sources "
+                "out"
+            )
+        return replace(self, weights=weights_saved(entry, keys), mark=Mark())
+
+    def after_edit(self, entry: Mapping[str, Any], before: Interleave) -> Interleave:
+        if before.mark is None or before.mark.last is None:
+            return self
+        epoch, place = before.mark.last
+        kept = [one for one in self.before if one.epoch >= before.mark.first]
+        return replace(self, before=(*kept, Until(epoch, place, before.weights)))
+
+    def held(self, began: int, epoch: int, place: int) -> None:
+        super().held(began, epoch, place)  # refuses mixtures below
+        if self.mark is not None:
+            count = self.count_in(epoch)
+            here = (epoch, place) if count is None or place < count else (epoch + 1, 0)
+            self.mark.first = min(began, self.mark.first)
+            self.mark.last = max(here, self.mark.last or here)
 
     @once
     def count(self) -> int | None:
-        total = len(self._course)
-        return None if total >= ENDLESS else total
+        return self._count(segments_of(self.weights))
+
+    def count_in(self, epoch: int) -> int | None:
+        return self._count(self._segments(epoch)) if self._edited(epoch) else self.count
+
+    def edits(self, epoch: int) -> tuple[int, ...]:
+        return tuple(one.place for one in self.before if one.epoch == epoch and one.place)
+
+    @property
+    def last_edit(self) -> int:
+        return max((one.epoch for one in self.before), default=-1)
+
+    def unshuffled(self) -> tuple[RowNumbers, int]:
+        return replace(self, before=()).unshuffled() if self.before else super().unshuffled()
 
     def order(self, epoch: int) -> RowNumbers:
         sources = [over_epochs(upstream, epoch) for upstream in self.upstreams]
-        course, shifts = self._course, self.shifts
+        course, shifts = self._course(self._segments(epoch)), self.shifts
         last_end = 0, np.zeros(len(sources), dtype=np.int64)
 
         def rows(first: int, last: int) -> NDArray[np.int64]:
@@ -249,24 +310,58 @@ class Interleave(Joined):
 
         return rows
 
+    def _segments(self, epoch: int) -> tuple[Segment, ...]:
+        """The stretches of constant weights of an epoch."""
+        found: list[Segment] = []
+        begin = 0
+        ends = [
+            (one.place if one.epoch == epoch else ENDLESS, one.weights) for one in self.before if one.epoch >= epoch
+        ]
+        for end, weights in (*ends, (ENDLESS, self.weights)):
+            if begin < end:
+                own = segments_of(weights)
+                after = [*(one.start for one in own[1:]), ENDLESS]
+                found += [
+                    Segment(max(begin, one.start), one.weights)
+                    for one, last in zip(own, after)
+                    if one.start < end and begin < last
+                ]
+                begin = end
+        return tuple(found)
+
+    def _edited(self, epoch: int) -> bool:
+        return any(one.epoch >= epoch for one in self.before)
+
+    def _count(self, segments: tuple[Segment, ...]) -> int | None:
+        total = len(self._course(segments))
+        return None if total >= ENDLESS else total
+
+    def _course(self, segments: tuple[Segment, ...]) -> Course:
+        known = self._courses
+        if segments not in known:
+            known[segments] = Course([upstream.count for upstream in self.upstreams], segments, self.stop)
+        return known[segments]
+
     @once
-    def _course(self) -> Course:
-        segments = segments_of(self.fixed_weights)
-        if self.length_column is not None:  # the weights by samples
-            lengths = [_mean_length(upstream, self.length_column) for upstream in self.upstreams]
-            pairs = zip(segments[0].weights, lengths)
-            segments = (Segment(0, tuple(float(np.float64(weight) / length) for weight, length in pairs)),)
-        return Course([upstream.count for upstream in self.upstreams], segments, self.stop)
+    def _courses(self) -> dict[tuple[Segment, ...], Course]:
+        """Those that were asked for."""
+        return {}
 
 
-def _mean_length(stage: Indexed, column: str) -> float:
-    """Tokens of a sample, of which an empty one counts as having one."""
-    rows, count = stage.unshuffled()
-    total = 0
-    for first in range(0, count, SPAN):
-        lengths = stage.index.lengths_at(rows(first, min(first + SPAN, count)), (column,), True)
-        total += int(np.maximum(lengths, 1).sum(dtype=np.int64))
-    return total / count if count else 1.0
+class Until(NamedTuple):
+    """Weights that hold up to a place of an epoch."""
+
+    epoch: int
+    place: int
+    weights: tuple[float, ...] | Schedule
+
+
+@dataclass(eq=False)
+class Mark:
+    """How far a mixture must come again as it was: in which epoch that begins, and the epoch and place where it ends."""
+
+    first: int = ENDLESS
+    last: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

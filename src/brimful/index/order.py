@@ -182,8 +182,24 @@ class Slice(Reordered):
 
     @property
     def count(self) -> int | None:
-        ends = [end for end in (self.upstream.count, self.last) if end is not None]
+        return self._count(self.upstream.count)
+
+    def _count(self, below: int | None) -> int | None:
+        ends = [end for end in (below, self.last) if end is not None]
         return len(range(self.first, min(ends), self.step)) if ends else None
+
+    def count_in(self, epoch: int) -> int | None:
+        return self._count(self.upstream.count_in(epoch))
+
+    def edits(self, epoch: int) -> tuple[int, ...]:
+        return tuple(max(0, -(-(place - self.first) // self.step)) for place in self.upstream.edits(epoch))
+
+    @property
+    def last_edit(self) -> int:
+        return self.upstream.last_edit
+
+    def held(self, began: int, epoch: int, place: int) -> None:
+        self.upstream.held(began, epoch, self.first + place * self.step)
 
     def order(self, epoch: int) -> RowNumbers:
         rows, origin, step = self.upstream.order(epoch), self.first, self.step

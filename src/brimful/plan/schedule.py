@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, get_args
@@ -37,6 +37,8 @@ class Schedule:
     points: tuple[Segment, ...]
     by: Unit
     between: Between
+    names: tuple[str, ...] = field(default=(), metadata={"runtime": True})
+    """Of the data sets that the weights belong to, where they have names."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -62,14 +64,36 @@ class Schedule:
         kept = [point for point, after in zip(range(len(starts)), [*starts[1:], ENDLESS]) if starts[point] < after]
         return Schedule(tuple(Segment(starts[at], self.points[at].weights) for at in kept), self.by, self.between)
 
+    def of(self, names: Sequence[str]) -> Schedule:
+        """The same for data sets of these names, in their order."""
+        points = tuple(Segment(one.start, of_names(dict(zip(self.names, one.weights)), names)) for one in self.points)
+        return Schedule(points, self.by, self.between)
 
-def schedule(points: Mapping[int, Sequence[float]], *, by: Unit = "samples", between: Between = "step") -> Schedule:
+
+def of_names(weights: Mapping[str, float], names: Sequence[str]) -> tuple[float, ...]:
+    """Weights by name, in the order of the names of data sets.
+
+    Raises:
+        ValueError: a name is on one side alone.
+    """
+    if odd := sorted({*weights} ^ {*names}, key=str):
+        here = ", ".join(map(repr, names)) or "no names, as a list was given"
+        raise ValueError(
+            f"weights by name need those of the data sets, which have {here} (got {odd[0]!r} on one side alone)"
+        )
+    return tuple(weights[name] for name in names)
+
+
+def schedule(
+    points: Mapping[int, Sequence[float] | Mapping[str, float]], *, by: Unit = "samples", between: Between = "step"
+) -> Schedule:
     """Weights of a mixture that change while it is served, for `interleave_datasets(weights=...)`.
 
     At a change, what a data set got too little so far is made up for, so that the counts keep to the schedule.
 
     Args:
-        points: a list of weights for each count of samples served in all, from 0 on. A weight of 0 serves nothing.
+        points: a list of weights for each count of samples served in all, from 0 on. A weight of 0 serves nothing. For
+            data sets with names: dicts of weights.
         by: the unit of the counts and of the weights, "samples" or "tokens".
         between: "step" keeps the weights up to the next point. "linear" changes the weights evenly as you wrote them, in
             1,000 steps at most. Shares change evenly too if the weights of all points have one sum.
@@ -87,8 +111,17 @@ def schedule(points: Mapping[int, Sequence[float]], *, by: Unit = "samples", bet
     if not isinstance(points, Mapping):
         raise TypeError(f"schedule takes a mapping, such as {{0: [3, 1], 200_000: [1, 1]}} (got {points!r})")
     found = []
+    names: tuple[str, ...] | None = None
     for start in sorted(points):
-        weights = tuple(finite("a weight", weight) for weight in points[start])
+        given = points[start]
+        own = tuple(given) if isinstance(given, Mapping) else ()
+        names = own if names is None else names
+        if {*own} != {*names}:
+            raise ValueError(
+                f"a schedule names the same data sets everywhere (got {own} at {start:,}, and {names} at 0)"
+            )
+        values = [given[name] for name in names] if isinstance(given, Mapping) else given
+        weights = tuple(finite("a weight", weight) for weight in values)
         if min(weights, default=0) < 0 or not any(weights):
             raise ValueError(f"weights must be 0 or more, and one of them positive (got {list(weights)} at {start:,})")
         found.append(Segment(integer("a point of a schedule", start), weights))
@@ -102,7 +135,7 @@ def schedule(points: Mapping[int, Sequence[float]], *, by: Unit = "samples", bet
                 f"a schedule has as many weights everywhere (got {len(found[0].weights)} at 0 and {len(point.weights)} at "
                 f"{point.start:,})"
             )
-    return Schedule(tuple(found), by, between)
+    return Schedule(tuple(found), by, between, names or ())
 
 
 def check(num_sources: int, weights: Sequence[float] | Schedule, stop: str) -> None:
@@ -111,8 +144,9 @@ def check(num_sources: int, weights: Sequence[float] | Schedule, stop: str) -> N
     known = weights.points[0].weights if isinstance(weights, Schedule) else weights
     if len(known) != num_sources:
         raise ValueError(f"there must be a weight for each of {num_sources} data sets (got {len(known)})")
-    if known is weights and not all(finite("weights", weight) > 0 for weight in known):
-        raise ValueError(f"weights must be positive (got {', '.join(f'{weight:g}' for weight in known)})")
+    if not all(finite("weights", weight) >= 0 for weight in known) or not any(known):
+        words = ", ".join(f"{weight:g}" for weight in known)
+        raise ValueError(f"weights must be 0 or more, and one of them positive (got {words})")
 
 
 def segments_of(weights: Sequence[float] | Schedule) -> tuple[Segment, ...]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.counters import Counts, add_counts, apart
-from brimful.core.facts import Facts, refuse_streams, verb_of
+from brimful.core.facts import Facts, facts_of, refuse_streams, verb_of
 from brimful.core.header import described
 from brimful.core.repeat import EmptyEpochGuard, reached
 from brimful.core.run import Run
@@ -43,11 +43,13 @@ class Interleave(Typed):
     A state that is given to other weights than it was saved with keeps those for what is read again; from there on those of
     this mixture hold.
 
-    State: [epoch, [rows or tokens served since the weights changed, its epoch, 1 if it has ended once and 2 more if it has passed
-    a turn on since, state before its block, rows of the block served, the block's rows and their checksums] of each, the types as
-    text]. Once weights have changed, also `since` (rows or tokens served up to there), `owed` (to each, then), `until` ([rows or
-    tokens, weights] of each of the weights that hold before those of this mixture, until so many are served), and `passed_on`
-    (since then, by data sets without a row).
+    With `names`, data sets may be added where a state is read, and left out where no row of theirs is to come again.
+
+    State: {"epoch", "sources": {name or number: {"served": rows or tokens since the weights changed, "epoch": its own, if that is
+    another one, "ended" once, "passed" a turn on since, "at": its cursor's state}}, "types" as text}. Once weights have changed,
+    also "since" (rows or tokens served up to there), "owed" (to each source, then), "before": [{"until": so many are served,
+    "weights"}] of the weights that hold before those of this mixture, and "passed_on" (since then, by data sets without a row).
+    What is 0, false or empty is left out.
     """
 
     verb = "interleave_datasets"
@@ -56,34 +58,60 @@ class Interleave(Typed):
     weights: tuple[float, ...] | Schedule
     stop: Stop
     length_column: str | None = None
-    saved_weights: tuple[float, ...] | Schedule | None = not_in_state(None)
-    """Those with which a state was saved, where others are to follow."""
+    names: tuple[str, ...] = ()
+    draws: int | None = not_in_state(None)
+    """What a state says of how many stages draw random numbers here; None: as many as do."""
+    saved: Mapping[str, Any] | None = not_in_state(None)
+    """The entry of the header that a state was saved with, where it has other weights or sources."""
 
     def __post_init__(self) -> None:
         check(len(self.upstreams), self.weights, self.stop)
 
+    def settings(self) -> dict[str, Any]:
+        return mixture_settings(self, "forward", self.length_column)
+
     def facts(self, *inputs: Facts) -> Facts:
         least = any if self.stop == "first" else all
+        found = super().facts(*inputs)
         return replace(
-            super().facts(*inputs), ends=lambda: least(one.ends() for one in inputs), nulls=nulls_of(*inputs)
+            found,
+            ends=lambda: least(one.ends() for one in inputs),
+            nulls=nulls_of(*inputs),
+            draws=found.draws if self.draws is None else self.draws,
         )
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names of the data sets, or else their numbers."""
+        return self.names or tuple(map(str, range(len(self.upstreams))))
+
     def start(self, epoch: int) -> State:
-        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0, []] for upstream in self.upstreams], ""]
+        return {
+            "epoch": epoch,
+            "sources": {key: {"at": _begun(one, epoch)} for key, one in zip(self.keys, self.upstreams)},
+        }
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        epoch, states, text, *changed = at
+        epoch, text = at["epoch"], at.get("types", "")
         schema = from_text(text) if text else self.schema
         text = text or as_text(schema)
-        course = _WeightsNow(self.weights if self.saved_weights is None else self.saved_weights, len(states), *changed)
+        course = _WeightsNow(
+            self.weights if self.saved is None else weights_saved(self.saved, self.keys), self.keys, at
+        )
         replay = None
-        if self.saved_weights is not None:
-            replay = _Replay(self, at, course, sum(state[0] for state in states), run)
+        if run.replay is not None and self.saved is not None:
+            self._require_sources(at, keys_of(self.saved))
+            replay = _Replay(self, at, course, run.replay)
         with ExitStack() as stack:
+            begun = (at["sources"].get(name, {}) for name in self.keys)
             own = (
-                _Source(*one, leaves=self.stop == "all", run=run) for one in zip(self.upstreams, states, strict=True)
+                _Source(upstream, one, epoch, leaves=self.stop == "all", run=run)
+                for upstream, one in zip(self.upstreams, begun)
             )
             sources = [stack.enter_context(closing(source)) for source in own]
+            if run.replay is not None:  # so that a mixture below one without a share is asked, too
+                for source in sources:
+                    source.cursor.fill()
             block, state = EMPTY, at
             while True:
                 course.settle(sources)
@@ -107,7 +135,8 @@ class Interleave(Typed):
                 if not more:
                     return
                 block = _serve(sources, self.length_column, schema, course.left(sources))
-                state = [epoch, [source.state for source in sources], text, *course.state]
+                states = {name: source.state(epoch) for name, source in zip(self.keys, sources)}
+                state = {"epoch": epoch, "sources": states, "types": text, **course.state}
                 if replay is not None:
                     replay.place = course.served(sources)
 
@@ -116,11 +145,38 @@ class Interleave(Typed):
             return weights.of_stream(number, count) if isinstance(weights, Schedule) else weights
 
         own = super().for_stream(number, count)
-        return replace(own, weights=part(self.weights), saved_weights=part(self.saved_weights))
+        if self.saved is None:
+            return replace(own, weights=part(self.weights))
+        saved = {**self.saved, "weights": described(part(weights_saved(self.saved, keys_of(self.saved))))}
+        return replace(own, weights=part(self.weights), saved=saved)
 
-    def with_saved_weights(self, saved: Any) -> Interleave:
-        """The same, as a state was saved that has these weights."""
-        return replace(self, saved_weights=None if saved == described(self.weights) else _weights_of(saved))
+    def as_saved(self, entry: Mapping[str, Any]) -> Interleave:
+        """The same with what the header of a state says and no code does."""
+        return replace(self, draws=entry["draws"]) if "draws" in entry and self.names else self
+
+    def before_edit(self, entry: Mapping[str, Any]) -> Interleave:
+        """The same, as a state was saved that has this in its header: the same object, where it has our weights and sources."""
+        if is_unchanged(self, entry):
+            return self
+        return replace(self, saved=entry)
+
+    def after_edit(self, entry: Mapping[str, Any], before: Interleave) -> Interleave:
+        """The same: its position says how it goes on."""
+        return self
+
+    def _require_sources(self, at: Mapping[str, Any], saved: Sequence[str]) -> None:
+        """Refuses to leave out a data set of which rows may have to come again.
+
+        Raises:
+            StateError: naming it, and what to do.
+        """
+        gone = [key for key in saved if key not in self.keys]
+        if gone and (shares := _WeightsNow(weights_saved(self.saved or {}, gone), gone, at).shares):
+            raise StateError(
+                f"interleave_datasets cannot leave out {gone[shares[0]]!r} at this state: it has a share of the rows that may "
+                "have to be read again. Give it once more, with a weight of 0 and allow={'weights'}, and leave it out at a later "
+                "state"
+            )
 
     def first_types(self) -> pa.Schema:
         return union_of(self.upstreams, "interleave_datasets")
@@ -149,11 +205,12 @@ class Interleave(Typed):
                 source.passed = True
                 if course.skip(sources):
                     continue
-            course.passed_on += source.pass_on(min((one.time for one in alive if one is not source), default=0.0))
+            others = [one for one in alive if one is not source]
+            with_rows = [
+                one for one in others if not one.passed
+            ] or others  # two without a row would pass turns to each other
+            course.passed_on += source.pass_on(min((one.time for one in with_rows), default=0.0))
         return False
-
-
-_UNCHANGED: Final[Mapping[str, Any]] = {"since": 0, "owed": None, "until": [], "passed_on": 0}
 
 
 class _InForce(NamedTuple):
@@ -167,29 +224,35 @@ class _WeightsNow:
     """Which weights hold, and what each source is owed since they do.
 
     Args:
-        changed: what a state says once weights have changed.
+        keys: the name of each source.
+        at: the state of the mixture.
     """
 
-    def __init__(
-        self, weights: tuple[float, ...] | Schedule, count: int, changed: Mapping[str, Any] = _UNCHANGED
-    ) -> None:
-        self.since: int = changed["since"]
-        self.passed_on: int = changed["passed_on"]
-        self.owed: list[float] = changed["owed"] or [0.0] * count
-        self._until: list[list[Any]] = changed["until"]
+    def __init__(self, weights: tuple[float, ...] | Schedule, keys: Sequence[str], at: Mapping[str, Any]) -> None:
+        self._keys = keys
+        self.since: int = at.get("since", 0)
+        self.passed_on: int = at.get("passed_on", 0)
+        self.owed: list[float] = [at.get("owed", {}).get(key, 0.0) for key in keys]
         own = segments_of(weights)
-        after = self._until[-1][0] if self._until else 0
+        self._before = [
+            _InForce(one["until"], [one["weights"].get(key, 0.0) for key in keys]) for one in at.get("before", ())
+        ]
+        after = self._before[-1].end if self._before else 0
         ends = [*(segment.start for segment in own[1:]), ENDLESS]
-        self._pieces = [*map(_InForce._make, self._until)]
-        self._pieces += [_InForce(end, one.weights) for end, one in zip(ends, own) if end > after]
+        self._pieces = self._before + [_InForce(end, one.weights) for end, one in zip(ends, own) if end > after]
         self._last = own[-1].weights
 
     @property
-    def state(self) -> list[Any]:
-        until = [one for one in self._until if one[0] > self.since]
-        if not (self.since or until or self.passed_on):
-            return []
-        return [{"since": self.since, "owed": self.owed, "until": until, "passed_on": self.passed_on}]
+    def state(self) -> dict[str, Any]:
+        before = [self._named(end, weights) for end, weights in self._before if end > self.since]
+        return self.begun | ({"before": before} if before else {})
+
+    @property
+    def begun(self) -> dict[str, Any]:
+        """What a state says of when the weights changed that hold now."""
+        owed = {key: one for key, one in zip(self._keys, self.owed) if one}
+        known = {"since": self.since, "owed": owed, "passed_on": self.passed_on}
+        return {name: value for name, value in known.items() if value}
 
     def served(self, sources: Sequence[_Source]) -> int:
         return self.since - self.passed_on + sum(source.served for source in sources)
@@ -220,15 +283,24 @@ class _WeightsNow:
         """Whether a source has a share to the last."""
         return self._last[number] > 0
 
-    def until(self, since: int, served: int) -> list[list[Any]]:
+    @property
+    def shares(self) -> list[int]:
+        """The numbers of the sources that have a share, now or later."""
+        left = [piece.weights for piece in self._pieces if piece.end > self.since]
+        return [number for number in range(len(self._keys)) if any(weights[number] > 0 for weights in left)]
+
+    def between(self, since: int, served: int) -> list[dict[str, Any]]:
         """The weights that hold from one count of what is served to another, each with where it ends."""
-        found: list[list[Any]] = []
+        found = []
         for end, weights in self._pieces:
             if end > since:
-                found.append([min(end, served), [*weights]])
+                found.append(self._named(min(end, served), weights))
             if end >= served:
                 break
         return found
+
+    def _named(self, end: int, weights: Sequence[float]) -> dict[str, Any]:
+        return {"until": end, "weights": {key: weight for key, weight in zip(self._keys, weights) if weight}}
 
     @property
     def _now(self) -> _InForce:
@@ -244,45 +316,55 @@ class _WeightsNow:
 
 
 class _Replay:
-    """A run of a mixture that has other weights than its state. `place`: how much was served so far."""
+    """A run of a mixture that has other weights than its state. `place`: how much was served so far.
 
-    def __init__(self, mixture: Interleave, at: State, course: _WeightsNow, served: int, run: Run) -> None:
+    Raises:
+        StateError: a source that has a share of what may have to come again is none of ours.
+    """
+
+    def __init__(self, mixture: Interleave, at: State, course: _WeightsNow, replay: list[Any]) -> None:
         self._mixture, self._at, self._course = mixture, at, course
-        self._began: dict[str, Any] = {"since": course.since, "owed": course.owed, "passed_on": course.passed_on}
+        self._began = course.begun
+        served = sum(at["sources"].get(key, {}).get("served", 0) for key in mixture.keys)
         self.place = self._until = course.since - course.passed_on + served
-        if run.replay is not None:
-            run.replay.append(self)
+        replay.append(self)
 
     def reached(self) -> None:
         self._until = self.place
 
-    def hold(self, parts: Collection[int]) -> None:
+    def hold(self, parts: Collection[int]) -> tuple[str, int] | None:
         """As `Replayed` says.
 
         Raises:
             StateError: the run began at the start of an epoch, of which the state says nothing.
         """
         if id(self._at) in parts:
-            self._at[3:] = [{**self._began, "until": self._course.until(self._began["since"], self._until)}]
-        elif self._until:
-            saved, ours = described(self._mixture.saved_weights), described(self._mixture.weights)
+            sources = {key: one for key, one in self._at["sources"].items() if key in self._mixture.keys}
+            before = self._course.between(self._began.get("since", 0), self._until)
+            known = {name: self._at[name] for name in ("epoch", "types") if name in self._at}
+            self._at.clear()
+            self._at.update(known, sources=sources, **self._began, **({"before": before} if before else {}))
+            return verb_of(self._mixture), self._until
+        if self._until:
+            saved, ours = (self._mixture.saved or {})["weights"], described(self._mixture.weights)
             raise StateError(
                 f"{verb_of(self._mixture)} cannot change weights {saved} to {ours} at this state: the rows that must be read "
-                f"again go over the start of epoch {self._at[0]:,} of the mixture, and a state says only where they begin; go on "
-                f"with weights {saved} for some batches, and change them at a later state"
+                f"again go over the start of epoch {self._at['epoch']:,} of the mixture, and a state says only where they begin; "
+                f"go on with weights {saved} for some batches, and change them at a later state"
             )
+        return None
 
 
 class _Source:
     """One of the data sets: how much it gave, and where it is. `leaves`: it is left out once it has ended."""
 
-    def __init__(self, upstream: Stage[Block], state: State, leaves: bool, run: Run) -> None:
+    def __init__(self, upstream: Stage[Block], state: Mapping[str, Any], epoch: int, leaves: bool, run: Run) -> None:
         self.upstream, self._leaves, self._run = upstream, leaves, run
-        self.served: int
-        self.served, self.epoch, flags, *at = state
+        self.served: int = state.get("served", 0)
+        self.epoch: int = state.get("epoch", epoch)
         self.weight = self.owed = 0.0  # of the next rows
-        self.ended, self.passed = bool(flags & 1), bool(flags & 2)
-        self.cursor = Cursor(upstream, run, *at)
+        self.ended, self.passed = "ended" in state, "passed" in state
+        self.cursor = Cursor(upstream, run, *(state["at"] if "at" in state else _begun(upstream, epoch)))
         self._waiting = EmptyEpochGuard(upstream, reached(self.epoch, None))
 
     @property
@@ -294,14 +376,16 @@ class _Source:
     def left_out(self) -> bool:
         return self._leaves and self.ended
 
-    @property
-    def state(self) -> State:
-        return [self.served, self.epoch, self.ended + 2 * self.passed, *self.cursor.state]
+    def state(self, epoch: int) -> State:
+        """In this epoch of the mixture."""
+        own = {"served": self.served, "ended": self.ended, "passed": self.passed}
+        known = {name: int(value) for name, value in own.items() if value}
+        return known | ({"epoch": self.epoch} if self.epoch != epoch else {}) | {"at": self.cursor.state}
 
     def begin_again(self) -> None:
         self.cursor.close()
         self.epoch += 1
-        self.cursor = Cursor(self.upstream, self._run, self.upstream.start(self.epoch), 0, 0, [])
+        self.cursor = Cursor(self.upstream, self._run, *_begun(self.upstream, self.epoch))
 
     def pass_on(self, time: float) -> int:
         """It has no row in this epoch: its turn goes to the others, the next of which is due at some time. How many it passes on.
@@ -315,8 +399,8 @@ class _Source:
         return self.served - before
 
     def at_hand(self, column: str | None) -> int | NDArray[np.int64]:
-        """How many rows there are, or the tokens of each."""
-        rows = self.cursor.fill()
+        """How many rows there are, or the tokens of each; nothing is read of a source without a share."""
+        rows = self.cursor.fill() if self.weight else 0
         if column is None:
             return rows
         return np.maximum(token_counts(self.cursor.rest, (column,), rows > 0), 1)
@@ -331,13 +415,9 @@ class _Source:
         self.cursor.close()
 
 
-def _weights_of(saved: Any) -> tuple[float, ...] | Schedule:
-    """Those that a header describes."""
-    if isinstance(saved, list):
-        return tuple(saved)
-    return Schedule(
-        tuple(Segment(start, tuple(weights)) for start, weights in saved["points"]), saved["by"], saved["between"]
-    )
+def _begun(upstream: Stage[Block], epoch: int) -> list[State]:
+    """The state of a cursor at the start of an epoch."""
+    return [upstream.start(epoch), 0, 0, []]
 
 
 def _shares(sources: Sequence[_Source]) -> tuple[list[int], list[float], list[float]]:
@@ -372,6 +452,44 @@ def _serve(sources: list[_Source], column: str | None, schema: pa.Schema, left: 
     places = np.empty(len(owners), dtype=np.int64)
     places[np.argsort(owners, kind="stable")] = np.arange(len(owners))
     return block.take(array_of(places))
+
+
+def mixture_settings(stage: Any, runs: str, length_column: str | None = None) -> dict[str, Any]:
+    """The settings of a mixture, streamed or indexed. Of named data sets, which may be others at a resume, the header keeps how
+    many stages draw random numbers there: so no choice above changes.
+
+    Args:
+        runs: how it finds its rows.
+    """
+    known = {"sources": [*stage.names], "draws": facts_of(stage).draws} if stage.names else {}
+    own = {"length_column": length_column, "runs": runs, "weights": described(stage.weights), "stop": stage.stop}
+    return known | own
+
+
+def keys_of(entry: Mapping[str, Any]) -> list[str]:
+    """The names of the data sets of a mixture in a header, or else their numbers."""
+    weights = entry["weights"]
+    count = len(weights if isinstance(weights, list) else weights["points"][0][1])
+    return entry.get("sources") or [*map(str, range(count))]
+
+
+def is_unchanged(stage: Any, entry: Mapping[str, Any]) -> bool:
+    """Whether a mixture has the weights and the names of a header."""
+    return bool(entry["weights"] == described(stage.weights) and entry.get("sources", []) == [*stage.names])
+
+
+def weights_saved(entry: Mapping[str, Any], keys: Sequence[str]) -> tuple[float, ...] | Schedule:
+    """The weights in a header of some data sets; 0 of those that it does not have."""
+    saved = keys_of(entry)
+
+    def of(weights: Sequence[float]) -> tuple[float, ...]:
+        return tuple(weights[saved.index(key)] if key in saved else 0.0 for key in keys)
+
+    weights = entry["weights"]
+    if isinstance(weights, list):
+        return of(weights)
+    points = tuple(Segment(start, of(own)) for start, own in weights["points"])
+    return Schedule(points, weights["by"], weights["between"])
 
 
 @dataclass(frozen=True)

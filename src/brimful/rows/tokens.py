@@ -186,6 +186,7 @@ def _with_tokens(
     return replace(
         found,
         schema=columns_by(one, change),
+        from_index=False,
         tokenizers=lambda: one.tokenizers() | dict.fromkeys(outputs, (encoder,)),
         texts=lambda: tuple(dict.fromkeys((*one.texts(), *texts))),
     )

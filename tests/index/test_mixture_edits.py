@@ -1,0 +1,388 @@
+"""Other weights and other sources for mixtures in the middle of a run, indexed ones too: each sample once, at any place."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import pytest
+
+import brimful as bf
+from brimful.core.facts import facts_of
+from brimful.core.iterator import ResumableIterator
+from brimful.core.stage import running
+from brimful.dataset import dataset_of
+from brimful.index.indexed import Indexed
+from brimful.index.indexed import Repeat as IndexRepeat
+from brimful.index.joined import Interleave as IndexInterleave
+from brimful.index.joined import Until
+from brimful.rows.mixing import Interleave
+from tests import strategies as draw
+from tests.effort import times
+
+COUNT = 60
+LENGTHS = [1 + number * 5 % 7 for number in range(COUNT)]
+Weights: TypeAlias = tuple[float, ...] | dict[str, float]
+Sources: TypeAlias = list[bf.IndexedDataset]
+
+
+def source(name: int, count: int = COUNT, **options: Any) -> bf.IndexedDataset:
+    rows = [
+        {"of": name, "row": number, "input_ids": [100 * name + number] * LENGTHS[number % COUNT]}
+        for number in range(count)
+    ]
+    return bf.from_sequence(rows, **options)
+
+
+def mixture(weights: Weights, *, shuffle: bool = False, **options: Any) -> Any:
+    made = [source(name, shuffle=shuffle) for name in range(len(weights))]
+    return bf.interleave_datasets(made, weights=weights, **{"stop": "all"} | options)
+
+
+def same(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
+PIPES: dict[str, Callable[[Weights], Any]] = {
+    "samples": mixture,
+    "shuffled sources": partial(mixture, shuffle=True),
+    "columns": lambda weights: mixture(weights).drop("input_ids"),
+    "a slice": lambda weights: mixture(weights).skip(3).stride(2, 1),
+    "batches in arrival order": lambda weights: mixture(weights).batch(4),
+    "windows": lambda weights: mixture(weights).batch_by_tokens(24, window=20),
+    "steps": lambda weights: mixture(weights).batch(8, window=14, micro_batches=2),
+    "functions": lambda weights: mixture(weights).map(same).batch(4, window=12),
+    "read ahead": lambda weights: mixture(weights).batch(4, window=12).prefetch(3),
+    "shuffled as a stream": lambda weights: mixture(weights).stream().shuffle(16).batch(3, window=12),
+    "by tokens": partial(mixture, by="tokens"),
+    "by tokens, in windows": lambda weights: mixture(weights, by="tokens").batch_by_tokens(24, window=20),
+}
+
+
+def rows_in(item: Any) -> list[tuple[int, int]]:
+    of, row = np.atleast_1d(item["of"]), np.atleast_1d(item["row"])
+    return list(zip(of.tolist(), row.tolist()))
+
+
+def run(it: ResumableIterator[Any]) -> tuple[list[list[tuple[int, int]]], list[Any]]:
+    """All items, and the state before each and after the last, as a file would have it."""
+    items, states = [], [as_saved(it)]
+    for item in it:
+        items.append(rows_in(item))
+        states.append(as_saved(it))
+    return items, states
+
+
+def as_saved(it: ResumableIterator[Any]) -> Any:
+    return json.loads(json.dumps(it.state_dict()))
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_other_weights_lose_nothing_and_repeat_nothing_at_any_place(name: str) -> None:
+    make = PIPES[name]
+    with draw.small(8):
+        items, states = run(make((1, 1)).iter())
+        changed = 0
+        for place in range(0, len(items), 1 if len(items) < 40 else 3):
+            rest, later = run(make((1, 4)).iter(states[place], allow={"weights"}))
+            found = Counter(row for item in items[:place] + rest for row in item)
+            if name != "a slice":
+                assert found == Counter(row for item in items for row in item), place
+            assert max(found.values()) == 1
+            changed += rest != items[place:]
+            for hop in {0, place % (len(rest) + 1), len(rest) // 2}:
+                again, _ = run(make((1, 4)).iter(later[hop]))
+                assert again == rest[hop:], f"place {place}, {hop} items later"
+                last, latest = run(make((5, 1)).iter(later[hop], allow={"weights"}))
+                found = Counter(row for item in items[:place] + rest[:hop] + last for row in item)
+                assert max(found.values()) == 1
+                if name != "a slice":
+                    assert len(found) == 2 * COUNT
+                assert run(make((5, 1)).iter(latest[len(last) // 2]))[0] == last[len(last) // 2 :]
+        assert changed
+
+
+@pytest.mark.parametrize("stop", ["first", "all", "all_repeat"])
+def test_an_indexed_mixture_goes_on_as_a_stream_does(stop: Any) -> None:
+    for seed in range(times(60, 1_000)):
+        random = Random(seed)
+        size = random.randint(1, 3)
+        made = [source(name, random.choice([0, 1, 5, 30, 60])).stage for name in range(size)]
+        made = [IndexRepeat(cast(Indexed, one)) if one.count and random.random() < 0.3 else one for one in made]
+        ours, saved, first = ([random.choice([0, 0.2, 1, 2, 7]) for _ in range(size)] for _ in range(3))
+        if not (any(ours) and any(saved) and any(first)):
+            continue
+        one, two = sorted(random.randint(1, 60) for _ in range(2))
+        mixed = IndexInterleave(
+            tuple(made), tuple(ours), stop, before=(Until(0, one, tuple(first)), Until(0, two, tuple(saved)))
+        )
+        stream = Interleave(tuple(made), tuple(ours), stop)
+        at = stream.start(0)
+        at["before"] = [
+            {"until": end, "weights": {str(key): weight for key, weight in enumerate(weights)}}
+            for end, weights in ((one, first), (two, saved))
+            if end > 0
+        ]
+        if one == two:
+            at["before"].pop()
+        expected: list[tuple[int, int]] = []
+        with draw.small(16), running(stream, at) as items:
+            for block, _ in items:
+                expected += zip(*(block.column(name).to_pylist() for name in ("of", "row"))) if block.num_rows else ()
+                if len(expected) > 400:
+                    break
+        count = mixed.count_in(0)
+        wanted = len(expected) if count is None else min(count, len(expected))
+        assert count is None or count == len(expected) or len(expected) > 400, seed
+        if not wanted:
+            continue
+        block = mixed.index.take(mixed.order(0)(0, wanted))
+        assert [*zip(*(block.column(name).to_pylist() for name in ("of", "row")))] == expected[:wanted], seed
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_ranks_change_weights_at_one_place(world_size: int) -> None:
+    def made(*weights: float) -> bf.Batches:
+        return mixture(weights).batch_by_tokens(24, window=20, micro_batches=2)
+
+    def steps(batches: bf.Batches, state: Any, most: int, **extra: Any) -> tuple[list[Any], Any]:
+        runs = [batches.shard(rank, world_size).iter(state, **extra) for rank in range(world_size)]
+        taken = [
+            [rows_in(batch) for it in runs if (batch := next(it, None)) is not None and batch["weight"]]
+            for _ in range(most)
+        ]
+        states = [as_saved(it) for it in runs]
+        assert all(one == states[0] for one in states)
+        return [item for step in taken for item in step], states[0]
+
+    alone = [row for item in run(made(1, 1).iter())[0] for row in item]
+    for place in range(0, 12, 3):
+        first, state = steps(made(1, 1), None, place)
+        middle, later = steps(made(1, 5), state, 4, allow={"weights"})
+        last, _ = steps(made(1, 5), later, 200)
+        whole = [row for item in first + middle + last for row in item]
+        assert sorted(whole) == sorted(alone), place
+        by_one, _ = run(made(1, 5).iter(state, allow={"weights"}))
+        assert by_one == middle + last
+
+
+def test_where_it_begins_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with mixture((1, 1)).batch(4, window=12).iter() as it:
+        next(it)
+        state = as_saved(it)
+    with caplog.at_level(logging.WARNING, "brimful"):
+        later = as_saved(mixture((1, 3)).batch(4, window=12).iter(state, allow={"weights"}))
+    assert [record.message for record in caplog.records] == [
+        "interleave_datasets goes on with other weights or sources from sample 12 on, as allow= says; what must be read again "
+        "keeps its own"
+    ]
+    assert later["header"][0]["before"] == [[0, 12, [1, 1]]]
+    with caplog.at_level(logging.WARNING, "brimful"):
+        list(mixture((1, 3)).batch(4, window=12).iter(later))
+    assert len(caplog.records) == 1
+
+
+def test_the_next_epoch_has_the_new_weights_alone() -> None:
+    loader = mixture((1, 1)).batch(4).loader()
+    taken = iter(loader)
+    next(taken)
+    state = loader.state_dict()
+    new = mixture((1, 4)).batch(4).loader()
+    new.load_state_dict(state, allow={"weights"})
+    list(new)
+    assert [rows_in(batch) for batch in new] == [rows_in(batch) for batch in mixture((1, 4)).batch(4).loader()]
+
+
+@pytest.mark.parametrize("stop", ["first", "all_repeat"])
+def test_data_that_repeat_go_on_with_epochs_of_the_new_weights(stop: Any) -> None:
+    def made(*weights: float) -> Any:
+        return dataset_of(mixture(weights, stop=stop).stage, repeats=True).skip(0)
+
+    with draw.small(8):
+        with made(1, 1).iter() as it:
+            first = [rows_in(next(it))[0] for _ in range(150)]
+            state = as_saved(it)
+        with made(1, 3).iter(state, allow={"weights"}) as it:
+            rest = [rows_in(next(it))[0] for _ in range(700)]
+            middle = as_saved(it)
+            after = [rows_in(next(it))[0] for _ in range(200)]
+        with made(1, 3).iter(middle) as it:
+            assert [rows_in(next(it))[0] for _ in range(200)] == after
+    plain = [*mixture((1, 1), stop=stop)]
+    found = (first + rest)[len(plain) :]
+    own = [*mixture((1, 3), stop=stop)]
+    tail = [rows_in(sample)[0] for sample in own]
+    starts = [place for place in range(300) if found[place : place + len(tail)] == tail]
+    assert starts, "a whole epoch of the new weights"
+
+
+REFUSED: dict[str, tuple[Callable[[Weights], Any], str]] = {
+    "shuffled": (lambda weights: mixture(weights).shuffle(16), "shuffle"),
+    "a part of others": (lambda weights: mixture(weights) + source(7), "concat_datasets"),
+    "a part of another mixture": (
+        lambda weights: bf.interleave_datasets([mixture(weights), source(7)]),
+        "interleave_datasets",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_places_that_are_none_of_the_mixture_are_refused_with_the_way_out(name: str) -> None:
+    make, verb = REFUSED[name]
+    with make((1, 1)).iter() as it:
+        next(it)
+        state = as_saved(it)
+    with pytest.raises(
+        bf.StateError, match=rf"^the weights of interleave_datasets cannot change below {verb}.* stream\(\)"
+    ):
+        make((1, 2)).iter(state, allow={"weights"})
+    with make((1, 1)).stream().iter() as it:
+        first = [rows_in(next(it))[0] for _ in range(5)]
+        state = as_saved(it)
+    rest = [rows_in(sample)[0] for sample in make((1, 2)).stream().iter(state, allow={"weights"})]
+    assert Counter(first + rest) == Counter(rows_in(sample)[0] for sample in make((1, 1)))
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------------
+
+NAMES = "web", "code", "books"
+
+
+ENDS: dict[str, Any] = {
+    "samples": lambda data: data,
+    "batches": lambda data: data.batch(4),
+    "windows": lambda data: data.batch_by_tokens(24, window=20),
+    "shuffled": lambda data: (data.shuffle(16) if data.kind != "indexed" else data).batch(4, window=10),
+}
+
+
+def named(weights: dict[str, float], *, streams: bool, end: Any = lambda data: data, stop: Any = "all") -> Any:
+    made = {name: source(NAMES.index(name), shuffle=name != "web") for name in weights}
+    mixed = bf.interleave_datasets(made, weights=weights, stop=stop)
+    return end(mixed.stream() if streams else mixed)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("way", ["samples", "batches", "windows", "shuffled"])
+def test_sources_are_added_and_left_out(streams: bool, way: str) -> None:
+    end = ENDS[way]
+    two, three = {"web": 2, "code": 1}, {"web": 2, "books": 3, "code": 1}
+    with draw.small(8):
+        items, states = run(named(two, streams=streams, end=end).iter())
+        for place in range(0, len(items), 3):
+            made = named(three, streams=streams, end=end)
+            with pytest.raises(bf.StateError, match=r"interleave_datasets\.sources.* allow=\{'sources'\}"):
+                made.iter(states[place])
+            rest, later = run(made.iter(states[place], allow={"sources"}))
+            if not streams and later[0]["header"][0]["before"] == [[1, 0, [2, 0, 1]]]:  # all of the epoch is in hand
+                assert rest == items[place:]
+                continue
+            found = Counter(row for item in items[:place] + rest for row in item)
+            assert len(found) == 3 * COUNT
+            assert max(found.values()) == 1
+            assert run(made.iter(later[len(rest) // 3]))[0] == rest[len(rest) // 3 :]
+            hop = len(rest) // 4
+            if streams:
+                with pytest.raises(bf.StateError, match=r"cannot leave out 'code' at this state"):
+                    named({"web": 2, "books": 3}, streams=True, end=end).iter(later[hop], allow={"sources"})
+            without = named({"web": 2, "books": 3, "code": 0}, streams=streams, end=end)
+            last, latest = run(without.iter(later[hop], allow={"weights"}))
+            found = Counter(row for item in items[:place] + rest[:hop] + last for row in item)
+            assert max(found.values()) == 1
+            assert {of for of, _ in found} == {0, 1, 2}
+            if streams:
+                gone = named({"web": 2, "books": 3}, streams=True, end=end)
+                far = len(last) - 1
+                assert run(gone.iter(latest[far], allow={"sources"}))[0] == last[far:]
+
+
+def test_a_source_that_is_added_moves_no_choice_above() -> None:
+    def made(names: dict[str, float]) -> Any:
+        deep = {
+            name: source(number).stream().shuffle(4).shuffle(4) if name == "deep" else source(number)
+            for number, name in enumerate(names)
+        }
+        return bf.interleave_datasets(deep, weights=names, stop="all").stream().shuffle(10).batch(4, window=12)
+
+    with draw.small(8):
+        _, states = run(made({"web": 1, "code": 1}).iter())
+        one = made({"web": 1, "code": 1, "deep": 0}).iter(states[2], allow={"sources"})
+        items, later = run(one)
+        assert items == run(made({"web": 1, "code": 1}).iter(states[2]))[0]
+        assert run(made({"web": 1, "code": 1, "deep": 0}).iter(later[3]))[0] == items[3:]
+
+
+def test_sources_keep_their_order_and_their_data() -> None:
+    state = as_saved(named({"web": 1, "code": 1}, streams=True).iter())
+    with pytest.raises(
+        bf.StateError, match=r"interleave_datasets\.order\[0\] was 'web' when it was saved and is 'code' here"
+    ):
+        named({"code": 1, "web": 1, "books": 1}, streams=True).iter(state, allow={"sources"})
+    other = bf.interleave_datasets({"web": source(0, 5), "code": source(1), "books": source(2)}, stop="all").stream()
+    with pytest.raises(bf.StateError, match=r"from_sequence\.rows was 60 when it was saved and is 5 here"):
+        other.iter(state, allow={"sources"})
+
+
+def test_names_are_checked() -> None:
+    one = source(0)
+    with pytest.raises(
+        ValueError, match=r"^weights by name need those of the data sets, which have 'web' \(got 'code' on one"
+    ):
+        bf.interleave_datasets({"web": one}, weights={"web": 1, "code": 1})
+    with pytest.raises(ValueError, match=r"which have no names, as a list was given"):
+        bf.interleave_datasets([one], weights={"web": 1})
+    with pytest.raises(TypeError, match=r"^the names of data sets are strings \(got 3\)"):
+        bf.interleave_datasets({3: one})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"^a schedule names the same data sets everywhere"):
+        bf.schedule({0: {"web": 1}, 5: {"code": 1}})
+    plan = bf.schedule({0: {"code": 0, "web": 1}, 4: {"web": 0, "code": 1}})
+    mixed = bf.interleave_datasets({"web": one, "code": source(1)}, weights=plan)
+    assert [rows_in(sample)[0][0] for sample in mixed][:8] == [0] * 4 + [1] * 4
+
+
+# -- by tokens ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_share_a_mixture_by_tokens(world_size: int) -> None:
+    batches = (
+        mixture((3, 1), shuffle=True, by="tokens", stop="all_repeat").causal_labels().batch_by_tokens(40, window=24)
+    )
+    expected = run(batches.iter())[0]
+    runs = [
+        [rows_in(batch) for batch in batches.shard(rank, world_size) if batch["weight"]] for rank in range(world_size)
+    ]
+    assert [runs[place % world_size][place // world_size] for place in range(len(expected))] == expected
+    its = [batches.shard(rank, world_size).iter() for rank in range(world_size)]
+    labels = [list(it) for it in its]
+    for step in zip(*labels) if world_size > 1 else ():
+        said = {int(batch["num_items_in_batch"]) for batch in step}
+        counts = [int((batch["labels"] >= 0).sum()) for batch in step]
+        assert said == {sum(counts)}
+
+
+def test_functions_over_indexed_data_are_still_not_divided() -> None:
+    batches = mixture((3, 1), by="tokens").map(same).batch(4)
+    with pytest.raises(ValueError, match="cannot be divided among 2 ranks"):
+        next(batches.shard(0, 2).iter())
+
+
+def test_a_mixture_by_tokens_runs_forward_and_says_so() -> None:
+    mixed = mixture((1, 1), by="tokens")
+    for refused in (lambda: mixed[0], lambda: mixed[2:5], lambda: mixed.shuffle(8)):
+        with pytest.raises(TypeError, match=r"^a mixture by tokens cannot .*\. Call stream\(\) first"):
+            refused()
+    assert sorted(rows_in(sample)[0] for sample in mixed.stream().shuffle(8)) == sorted(
+        rows_in(sample)[0] for sample in mixed
+    )
+    assert facts_of(mixed.stage).streamed_by == "interleave_datasets"
+    with mixed.iter() as it:
+        [next(it) for _ in range(50)]
+        position = it.state_dict()["position"]
+    assert len(json.dumps(position)) < 400
