@@ -43,7 +43,7 @@ class MapItems(Stage[Any]):
 
 @dataclass(frozen=True)
 class EnumerateItems(Stage[Any]):
-    """(number, item) pairs, from 0. State: [upstream's state, the next number]."""
+    """(number, item) pairs, from 0. State: {"items": upstream's, "number": the next}."""
 
     verb = "enumerate"
 
@@ -53,15 +53,15 @@ class EnumerateItems(Stage[Any]):
         return following(self, *inputs, carries=False)
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0]
+        return {"items": self.upstream.start(epoch), "number": 0}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
-        before, number = at
-        with running(self.upstream, before, run) as items:
+        number = at["number"]
+        with running(self.upstream, at["items"], run) as items:
             for item, after in items:
                 pair = then(item, partial(_pair, number))
                 number += 1
-                yield pair, END if after == END else [after, number]
+                yield pair, END if after == END else {"items": after, "number": number}
 
 
 def _pair(number: int, item: Any) -> tuple[int, Any]:
@@ -70,7 +70,7 @@ def _pair(number: int, item: Any) -> tuple[int, Any]:
 
 @dataclass(frozen=True)
 class TakeItems(Stage[Any]):
-    """The first `n` items. State: [upstream's state, items taken]."""
+    """The first `n` items. State: {"items": upstream's, "taken"}."""
 
     verb = "take"
 
@@ -87,13 +87,13 @@ class TakeItems(Stage[Any]):
         return following(self, *inputs, num_items=num_items, ends=lambda: True, carries=False)
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0] if self.n else END
+        return {"items": self.upstream.start(epoch), "taken": 0} if self.n else END
 
     def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
-        before, taken = at
-        with running(self.upstream, before, run) as items:
+        taken = at["taken"]
+        with running(self.upstream, at["items"], run) as items:
             for item, after in items:
                 taken += 1
-                yield item, END if taken == self.n or after == END else [after, taken]
+                yield item, END if taken == self.n or after == END else {"items": after, "taken": taken}
                 if taken == self.n:
                     return

@@ -25,7 +25,7 @@ class Repeat(Stage[T]):
     """Epoch after epoch without an end. Stages that flow over the seams of epochs (`repeated`) run as one stream, and the data
     below them repeat.
 
-    State: {"epoch", "rows": upstream's state in it}; of what flows its own.
+    State: {"repeated": the epoch, "rows": upstream's state in it}; of what flows its own.
     """
 
     upstream: Stage[T]
@@ -43,7 +43,7 @@ class Repeat(Stage[T]):
             yield from self._flowing.items(at, run)
             return
         waiting = EmptyEpochGuard(self, at)
-        epoch, before = at["epoch"], at["rows"]
+        epoch, before = at["repeated"], at["rows"]
         while True:
             with running(self.upstream, before, run) as items:
                 for item, after in items:
@@ -82,7 +82,7 @@ def endless(stage: Stage[T]) -> Stage[T]:
 
 def reached(epoch: int, rows: State) -> State:
     """The state of what repeats: the epoch that it has come to, and its place there."""
-    return {"epoch": epoch, "rows": rows}
+    return {"repeated": epoch, "rows": rows}
 
 
 def epoch_of(state: State) -> int | None:
@@ -95,21 +95,16 @@ def epoch_of(state: State) -> int | None:
         return min((epoch for one in state if (epoch := epoch_of(one)) is not None), default=None)
     if not isinstance(state, dict) or "passing" in state:
         return None
-    return state["epoch"] if state.keys() == {"epoch", "rows"} else epoch_of([*state.values()])
+    epoch: int | None = state["repeated"] if "repeated" in state else epoch_of([*state.values()])
+    return epoch
 
 
 def passing(state: State) -> State:
     """The state of a stage that passes over rows which it counts: `epoch_of` does not look into it. It waits for rows itself.
 
-    >>> epoch_of(passing([reached(7, [2, 3]), 5])), passed(passing([7, 5])), passed([7, 5])
-    (None, [7, 5], [7, 5])
+    >>> epoch_of(passing({"rows": reached(7, [2, 3]), "left": 5}))
     """
-    return state if isinstance(state, str) else {"passing": state}
-
-
-def passed(state: State) -> State:
-    """The state that `passing` was given, or another one."""
-    return state["passing"] if isinstance(state, dict) else state
+    return {**state, "passing": 1} if isinstance(state, dict) else state
 
 
 class EmptyEpochGuard:

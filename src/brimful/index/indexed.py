@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core.facts import Facts, facts_of, following, refuse_originals, shown, verb_of
-from brimful.core.repeat import reached
 from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, with_inputs
 from brimful.index.index import DataIndex, Index
@@ -42,8 +41,8 @@ SPAN: Final = 1 << 20
 class Indexed(Stage[Block]):
     """Abstract: samples of an index, in an order of which any part is computed alone; so a place is a number.
 
-    State: [epoch, samples handed on]; where sources repeat, with the epoch that they have come to (`reached`). A resume, like
-    `skip`, costs what the first block costs.
+    State: {"epoch", "done": samples handed on}, and where sources repeat "repeated", the epoch that they have come to. A resume,
+    like `skip`, costs what the first block costs.
     """
 
     @property
@@ -143,10 +142,10 @@ class Indexed(Stage[Block]):
         return None
 
     def start(self, epoch: int) -> State:
-        return [epoch, 0]
+        return {"epoch": epoch, "done": 0}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        epoch, done = at["rows"] if isinstance(at, dict) else at
+        epoch, done = at["epoch"], at["done"]
         count = self.count_in(epoch)
         if count == 0:
             yield EMPTY, END
@@ -165,12 +164,12 @@ class Indexed(Stage[Block]):
             numbers = numbers[size:]
             done += size
             reread.place = done
-            yield block, END if done == count else self.reached(epoch, done, [epoch, done])
+            yield block, END if done == count else self.reached(done, {"epoch": epoch, "done": done})
 
-    def reached(self, epoch: int, done: int, state: State) -> State:
+    def reached(self, done: int, state: dict[str, Any]) -> State:
         """A state after so many places of an epoch: with the epoch that their sources have come to, where these repeat."""
         repeats = self.count is None or self.count > self.pass_rows
-        return reached(epoch + done // self.pass_rows, state) if repeats else state
+        return state | ({"repeated": state["epoch"] + done // self.pass_rows} if repeats else {})
 
     def _block_rows(self, numbers: NDArray[np.int64]) -> int:
         """How many of these rows a block has: as many as have 4 M values, some 16 MB, where lengths are known without reading.

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.core.facts import Facts, columns_by, following, refuse_streams, rng_slot
-from brimful.core.repeat import awaited, passed, passing
+from brimful.core.repeat import awaited, passing
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
 from brimful.plan import random
@@ -20,7 +20,7 @@ from brimful.tables.ragged import array_of, with_column
 
 @dataclass(frozen=True)
 class Take(Stage[Block]):
-    """The first `n` rows. State: [upstream's state, rows taken]."""
+    """The first `n` rows. State: {"rows": upstream's, "taken"}."""
 
     upstream: Stage[Block]
     n: int
@@ -33,15 +33,15 @@ class Take(Stage[Block]):
         return following(self, *inputs, ends=lambda: True, carries=False)
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0] if self.n else END
+        return {"rows": self.upstream.start(epoch), "taken": 0} if self.n else END
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        before, taken = at
+        before, taken = at["rows"], at["taken"]
         with running(self.upstream, before, run) as items:
             for block, after in items:
                 block = block.slice(0, self.n - taken)
                 taken += block.num_rows
-                yield block, END if taken == self.n or after == END else [after, taken]
+                yield block, END if taken == self.n or after == END else {"rows": after, "taken": taken}
                 if taken == self.n:
                     return
 
@@ -50,8 +50,8 @@ class Take(Stage[Block]):
 class Skip(Stage[Block]):
     """The rows after the first `n`, which are read and left out.
 
-    State: [upstream's state, rows still to skip]. Until the first row comes out, it is kept from those who count the epochs that
-    repeating data have come to (`passing`): these go by, and are no empty ones.
+    State: {"rows": upstream's, "left": rows still to skip}. Until the first row comes out, it is kept from those who count the
+    epochs that repeating data have come to (`passing`): these go by, and are no empty ones.
     """
 
     upstream: Stage[Block]
@@ -65,15 +65,15 @@ class Skip(Stage[Block]):
         return following(self, *inputs, carries=False)
 
     def start(self, epoch: int) -> State:
-        return passing([self.upstream.start(epoch), self.n])
+        return passing({"rows": self.upstream.start(epoch), "left": self.n})
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        before, left = passed(at)
-        with awaited(self.upstream, before, run) as items:
+        left = at["left"]
+        with awaited(self.upstream, at["rows"], run) as items:
             for block, after in items:
                 rest = block.slice(left)
                 left -= block.num_rows - rest.num_rows
-                state = END if after == END else [after, left]
+                state = END if after == END else {"rows": after, "left": left}
                 yield rest, passing(state) if left else state
 
 
@@ -81,8 +81,8 @@ class Skip(Stage[Block]):
 class Stride(Stage[Block]):
     """Row i where i mod `interval` == `offset`.
 
-    State: [upstream's state, i of the next row mod `interval`]. After blocks of which no row is kept, it is kept from those who
-    count the epochs that repeating data have come to (`passing`): these go by, and are no empty ones.
+    State: {"rows": upstream's, "phase": i of the next row mod `interval`}. After blocks of which no row is kept, it is kept from
+    those who count the epochs that repeating data have come to (`passing`): these go by, and are no empty ones.
     """
 
     upstream: Stage[Block]
@@ -99,15 +99,15 @@ class Stride(Stage[Block]):
         return following(self, *inputs, carries=False)
 
     def start(self, epoch: int) -> State:
-        return passing([self.upstream.start(epoch), 0])
+        return passing({"rows": self.upstream.start(epoch), "phase": 0})
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        before, phase = passed(at)
-        with awaited(self.upstream, before, run) as items:
+        phase = at["phase"]
+        with awaited(self.upstream, at["rows"], run) as items:
             for block, after in items:
                 rows = np.arange((self.offset - phase) % self.interval, block.num_rows, self.interval)
                 phase = (phase + block.num_rows) % self.interval
-                state = END if after == END else [after, phase]
+                state = END if after == END else {"rows": after, "phase": phase}
                 yield block.take(array_of(rows)) if block.num_rows else block, state if len(rows) else passing(state)
 
 
@@ -125,7 +125,7 @@ def checked(interval: int, offset: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Enumerate(Stage[Block]):
-    """Adds a count from 0. State: [upstream's state, rows counted]."""
+    """Adds a count from 0. State: {"rows": upstream's, "number": the next}."""
 
     upstream: Stage[Block]
     count_column: str
@@ -137,17 +137,17 @@ class Enumerate(Stage[Block]):
         return following(self, *inputs, schema=columns_by(inputs[0], self._columns_of), carries=False)
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0]
+        return {"rows": self.upstream.start(epoch), "number": 0}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        before, number = at
-        with running(self.upstream, before, run) as items:
+        number = at["number"]
+        with running(self.upstream, at["rows"], run) as items:
             for block, after in items:
                 numbers = np.arange(number, number + block.num_rows, dtype=np.int64)
                 number += block.num_rows
                 if block.num_rows:
                     block = with_column(block, self.count_column, array_of(numbers))
-                yield block, END if after == END else [after, number]
+                yield block, END if after == END else {"rows": after, "number": number}
 
     def _columns_of(self, below: pa.Schema) -> pa.Schema:
         return pa.schema([*(one for one in below if one.name != self.count_column), (self.count_column, pa.int64())])
@@ -155,7 +155,7 @@ class Enumerate(Stage[Block]):
 
 @dataclass(frozen=True)
 class RowKeys(Stage[Block]):
-    """Adds a hidden column of random 64-bit keys. State: [epoch, upstream's state, the next row's number]."""
+    """Adds a hidden column of random 64-bit keys. State: {"epoch", "rows": upstream's, "number": the next row's}."""
 
     verb = ""
 
@@ -173,15 +173,15 @@ class RowKeys(Stage[Block]):
         return replace(self, seed=random.key(self.seed, number))
 
     def start(self, epoch: int) -> State:
-        return [epoch, self.upstream.start(epoch), 0]
+        return {"epoch": epoch, "rows": self.upstream.start(epoch), "number": 0}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        epoch, before, number = at
+        epoch, number = at["epoch"], at["number"]
         key = random.key(self.seed, rng_slot(self), epoch)
-        with running(self.upstream, before, run) as items:
+        with running(self.upstream, at["rows"], run) as items:
             for block, after in items:
                 if block.num_rows:
                     keys = random.hashes(key, block.num_rows, first=number)
                     block = with_column(block, KEY, array_of(keys))
                 number += block.num_rows
-                yield block, END if after == END else [epoch, after, number]
+                yield block, END if after == END else {"epoch": epoch, "rows": after, "number": number}

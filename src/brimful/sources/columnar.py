@@ -36,6 +36,7 @@ class ColumnarFormat(Format):
     compressed = False
     unit = "row"
     start: Position = (0, 0, 0, 0)
+    places: tuple[str, ...] = ("bytes", "part", "skip", "row")
 
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         try:

@@ -41,9 +41,9 @@ LEAST_THREADS: Final = 2
 class FromFiles(Stage[Block]):
     """The rows of many shards; in one of several streams, those of every so many of the epoch's order of shards.
 
-    State: [epoch, shards begun, [[shard, *position in it] of each open shard, in turn]]: about 30 bytes an open shard. A
-    position is its format's; of lines it is [byte, line], and a resume reads on from the byte (a compressed shard is
-    decompressed up to there).
+    State: {"epoch", "begun": shards so far, "shards": [{"shard": its turn, and its position by the names of the format} of each open
+    one, in turn]}: about 40 bytes an open shard. Of lines a position is "byte" and "line", and a resume reads on from the byte
+    (a compressed shard is decompressed up to there).
     """
 
     urls: Shards
@@ -90,7 +90,7 @@ class FromFiles(Stage[Block]):
         )
 
     def start(self, epoch: int) -> State:
-        return [epoch, 0, []]
+        return {"epoch": epoch, "begun": 0, "shards": []}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         _ = self._schema  # before threads need it
@@ -107,9 +107,9 @@ class FromFiles(Stage[Block]):
         self, at: State, open_shard: Callable[[int, Shard, Position], OpenShard], num_standby: Callable[[], int]
     ) -> Generator[tuple[Block, State], None, None]:
         """The rows that follow a state, of shards that are opened by (turn, shard, position in it), so many ahead."""
-        epoch, begun, positions = at
+        epoch, begun = at["epoch"], at["begun"]
         order = self._order(epoch)
-        if begun > len(order) or any(turn >= len(order) for turn, *_ in positions):
+        if begun > len(order) or any(one["shard"] >= len(order) for one in at["shards"]):
             raise StateError(
                 f"this state was saved after {begun:,} shards, but there are {len(order):,}: shards were taken away. A state "
                 "counts shards in the order of the list, so allow={'urls'} is only for shards that were moved, or added at the "
@@ -120,6 +120,10 @@ class FromFiles(Stage[Block]):
             shard = self.urls.listed[order[turn]]
             return open_shard(turn, shard, self._format(shard).start if position is None else position)
 
+        def places(turn: int) -> tuple[str, ...]:
+            return self._format(self.urls.listed[order[turn]]).places
+
+        positions = [_position_in(one, places(one["shard"])) for one in at["shards"]]
         empty = True
         rotation = Rotation(opened, len(order), begun, positions, self.n_active_shards, num_standby)
         with closing(rotation):
@@ -127,7 +131,8 @@ class FromFiles(Stage[Block]):
                 empty = False
                 block = rotation.take(ready)
                 begun, positions = rotation.begun, rotation.positions
-                state = [epoch, begun, positions]
+                shards = [{"shard": turn, **dict(zip(places(turn), place))} for turn, *place in positions]
+                state = {"epoch": epoch, "begun": begun, "shards": shards}
                 more, left_out = apart(self._more, rotation)
                 if not more:  # nothing will be asked for after the last block
                     add_counts(left_out)
@@ -255,6 +260,20 @@ class FromFiles(Stage[Block]):
     def _schema_of(self, shard: Shard, form: Format) -> pa.Schema | None:
         with closing(self.urls.open(shard)) as file:
             return form.infer(file, self.columns, f"shard {self.urls.name(shard)}", self.on_error)
+
+
+def _position_in(one: dict[str, int], places: tuple[str, ...]) -> list[int]:
+    """The turn of a shard in a state, and the position in it.
+
+    Raises:
+        StateError: it is one of another format.
+    """
+    if one.keys() != {"shard", *places}:
+        raise StateError(
+            f"this state was saved in a shard with the position {', '.join(one)}, but shard {one['shard']:,} has a format with "
+            f"{', '.join(places)}: the shard is another one"
+        )
+    return [one["shard"], *(one[name] for name in places)]
 
 
 def _words(schema: pa.Schema) -> str:

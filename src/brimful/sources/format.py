@@ -209,6 +209,7 @@ class Format(ABC):
         compressed: whether a shard may be compressed as a whole (.gz and so on): then it is read forward only.
         unit: what a record is called in messages.
         start: the position before the first row.
+        places: what a state calls each number of a position.
         schema: that of the rows of every shard; None: it is looked for in the first shard that has rows.
     """
 
@@ -217,6 +218,7 @@ class Format(ABC):
     compressed: bool = True
     unit: str
     start: Position = (0, 0)
+    places: tuple[str, ...] = ("byte", "line")
     schema: pa.Schema | None = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:  # noqa: B027
