@@ -87,13 +87,16 @@ def reached(epoch: int, rows: State) -> State:
 
 def epoch_of(state: State) -> int | None:
     """The epoch that what repeats has come to in a state, the least of several that are joined; None: nothing repeats there.
+    Names that a stage gives to what it reads are "rows" and "windows".
 
-    >>> epoch_of([[reached(7, [2, 3]), 0], [reached(5, "end"), 0]]), epoch_of([7, 2])
+    >>> epoch_of([[reached(7, [2, 3]), 0], {"rows": reached(5, "end"), "done": 2}]), epoch_of([7, 2])
     (5, None)
     """
+    if isinstance(state, dict):
+        return state["epoch"] if state.keys() == {"epoch", "rows"} else epoch_of([*map(state.get, ("rows", "windows"))])
     if isinstance(state, list):
         return min((epoch for one in state if (epoch := epoch_of(one)) is not None), default=None)
-    return state["epoch"] if isinstance(state, dict) and state.keys() == {"epoch", "rows"} else None
+    return None
 
 
 def passing(state: State) -> State:

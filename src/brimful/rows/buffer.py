@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cache, partial
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 from brimful.core.counters import Counts, add_counts, apart, with_counts
 from brimful.core.facts import Facts, facts_of, named, row_by_row
@@ -15,7 +19,7 @@ from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.rows.pace import Patience
 from brimful.tables.blocks import Block, begins, concat, rows_at, samples, visible
-from brimful.tables.checksums import checksums, difference, in_state
+from brimful.tables.checksums import RowChecksums, checksums, difference, in_state
 from brimful.tables.ragged import EMPTY, bytes_in
 
 COALESCED_ROWS: Final = 32
@@ -58,6 +62,162 @@ def coalesced(stage: Stage[Block], at: State, run: Run) -> Generator[tuple[Block
             raise
         if held:
             yield concat(held), state
+
+
+class _HeldBlock(NamedTuple):
+    """Rows of a block that are held: the state before the block, the rows, their numbers and that of the first row of the block;
+    and what a state says that begins inside of the block: how many rows it has, and their checksums."""
+
+    before: State
+    rest: Block
+    numbers: range
+    first: int
+    whole: Callable[[], dict[str, Any]]
+
+    def at(self, row: int) -> State:
+        """The position of one of the rows."""
+        done = self.numbers[row] - self.first
+        return {"rows": self.before, "done": done, **self.whole()} if done else {"rows": self.before}
+
+    def after(self, rows: int) -> _HeldBlock:
+        """Without its first rows."""
+        return self._replace(rest=self.rest.slice(rows), numbers=self.numbers[rows:])
+
+
+class ReplayBuffer:
+    """Rows of a stage that are held. They are read on as they are asked for, and a position says where they begin.
+
+    A position counts rows from a state of the stage on, so that any blocks will do: {"rows": that state, "done": rows from there
+    that are finished, "of": rows from there that are compared, "crc": their checksums}. Zeros are left out. A resume reads `of`
+    rows again, compares them, and drops those that are `done`.
+
+    What was left out on the way to a row counts when the row is taken: no resume reads it again then.
+
+    Args:
+        at: a position; what else is in it is somebody else's.
+        joins: small blocks are read joined (`coalesced`).
+        seen: what is held of a block: all of its rows.
+        compared: what is compared of them.
+    """
+
+    def __init__(
+        self,
+        stage: Stage[Block],
+        at: State,
+        run: Run,
+        *,
+        joins: bool = False,
+        seen: Callable[[Block], Block] = lambda block: block,
+        compared: Callable[[Block], Block] = lambda block: block,
+    ) -> None:
+        self._stage, self._run, self._seen, self._compared = stage, run, seen, compared
+        self._after: State = at["rows"]
+        self._again: dict[str, Any] = {name: at[name] for name in ("done", "of", "crc") if name in at}
+        self._items = (coalesced if joins else _uncut)(stage, self._after, run)
+        self._blocks: deque[_HeldBlock] = deque()
+        self._left_out: deque[tuple[int, Counts]] = deque()  # on the way to so many rows
+        self._read = 0  # rows, so far
+        self.rows = 0  # that are held
+        self.ended = False
+
+    def __enter__(self) -> ReplayBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._items.close()
+
+    def read(self) -> bool:
+        """Reads the next block, or all that was read before the position. False at the end."""
+        if self._again:
+            self._read_again(**self._again)
+            return True
+        before = self._read
+        more, left_out = self._next()
+        if left_out:
+            self._left_out.append((before + (self._read > before), left_out))
+            self._count()
+        return more
+
+    def fill(self, rows: int = 1) -> int:
+        """Reads on until so many rows are held, or the end; how many are."""
+        while self.rows < rows and self.read():
+            pass
+        return self.rows
+
+    def peek(self) -> Block:
+        """The rows that are held."""
+        return concat(block.rest for block in self._blocks)
+
+    def take(self, rows: int) -> Block:
+        """The first rows, which are done then."""
+        taken = []
+        self.rows -= rows
+        while rows and rows >= self._blocks[0].rest.num_rows:
+            taken.append(self._blocks.popleft().rest)
+            rows -= taken[-1].num_rows
+        if rows:
+            taken.append(self._blocks[0].rest.slice(0, rows))
+            self._blocks[0] = self._blocks[0].after(rows)
+        self._count()
+        return concat(taken)
+
+    @property
+    def position(self) -> State:
+        """Where the rows that are held begin."""
+        return self._blocks[0].at(0) if self._blocks else {"rows": self._after, **self._again}
+
+    def positions(self) -> Callable[[int], State]:
+        """The position after so many of the rows that are held, whenever it is asked for."""
+        blocks, after = [*self._blocks], self._after
+        ends = [*accumulate(block.rest.num_rows for block in blocks)]
+
+        def position(rows: int) -> State:
+            which = bisect_right(ends, rows)
+            return blocks[which].at(rows - ends[which]) if which < len(blocks) else {"rows": after}
+
+        return position
+
+    def _next(self) -> tuple[bool, Counts]:
+        """Reads a block; whether there was one, and what was left out on the way to it."""
+        item, left_out = apart(next, self._items, None)
+        block, after = item or (EMPTY, END)
+        rows, first = self._seen(block), self._read
+        self._read += rows.num_rows
+        if rows.num_rows:
+            numbers = range(first, self._read)
+            self._blocks.append(_HeldBlock(self._after, rows, numbers, first, cache(partial(self._whole, rows))))
+            self.rows += rows.num_rows
+        self._after, self.ended = after, after == END
+        return item is not None, left_out
+
+    def _whole(self, block: Block) -> dict[str, Any]:
+        return {"of": block.num_rows, "crc": in_state(checksums(self._compared(block)))}
+
+    def _read_again(self, done: int, of: int, crc: list[int]) -> None:
+        """Reads what was read before the position, of which nothing is counted again."""
+        self._again = {}
+        while self._read < of and self._next()[0]:
+            pass
+        found = RowChecksums()
+        for block in self._blocks:
+            found.add(self._compared(block.rest.slice(0, max(0, of - block.first))))
+        place = f"{done:,} rows into a block{begins(self._blocks[0].rest)}" if self._blocks else "the end"
+        check_replay(self._run, self._stage, found.by_column(), crc, place)
+        self.take(min(done, self.rows))
+
+    def _count(self) -> None:
+        """Counts what was left out on the way to rows that are done."""
+        done = self._blocks[0].numbers[0] if self._blocks else self._read
+        while self._left_out and self._left_out[0][0] <= done:
+            add_counts(self._left_out.popleft()[1])
+
+
+def _uncut(stage: Stage[Block], at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
+    with awaited(stage, at, run) as items:
+        yield from items
 
 
 def resumed(
@@ -213,33 +373,24 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Unbatch(Stage[Any]):
-    """The rows of each block as dicts, or the user's own objects that they stand for.
-
-    State: [upstream's state before the block, rows of it handed on, if there are any its rows and their checksums].
-    """
+    """The rows of each block as dicts, or the user's own objects that they stand for. State: a position of `ReplayBuffer`."""
 
     verb = ""
 
     upstream: Stage[Block]
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0, []]
+        return {"rows": self.upstream.start(epoch)}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
-        before, done, compared, saved = at
         originals = facts_of(self.upstream).originals()
-        with awaited(self.upstream, before, run) as items:
-            for block, after in resumed(self.upstream, items, done, compared, saved, run):
-                if compared != block.num_rows > 1:
-                    compared, saved = block.num_rows, in_state(checksums(block))
-                rest = block.slice(done)
-                rows = samples(rest) if originals is None else originals.samples(rest)
-                for row, sample in enumerate(rows, start=done + 1):
-                    if row < block.num_rows:
-                        yield sample, [before, row, compared, saved]
-                    else:
-                        yield sample, END if after == END else [after, 0, 0, []]
-                before, done, compared = after, 0, 0
+        with ReplayBuffer(self.upstream, at, run) as held:
+            while count := held.fill():
+                position, ended = held.positions(), held.ended
+                block = held.take(count)
+                rows = samples(block) if originals is None else originals.samples(block)
+                for done, sample in enumerate(rows, start=1):
+                    yield sample, END if ended and done == count else position(done)
 
 
 def check_rows(run: Run, stage: Stage[Any], ours: dict[str, int], saved: list[int], at: str) -> None:
