@@ -229,7 +229,7 @@ def test_weights_may_change_again_while_those_before_still_hold() -> None:
 
 def test_a_state_of_unchanged_weights_is_as_long_as_before() -> None:
     def places(state: Any) -> list[Any]:
-        return list(state["position"][0])
+        return list(state["position"]["rows"])
 
     with draw.small(8):
         _, states = run(mixture((1, 1)).iter())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sized
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
@@ -277,7 +276,7 @@ class Rebatch(Stage[Block]):
     Where they are cut depends on the number of rows before. A block is cut only if it has more than twice the rows of a cut: so
     blocks that a stage below has cut already stay whole.
 
-    State: [upstream's state before the block, rows of it given, if there are any its rows and their checksums, rows in all].
+    State: a position of `ReplayBuffer`, and "before": the rows before it.
     """
 
     verb = ""
@@ -288,87 +287,21 @@ class Rebatch(Stage[Block]):
         return row_by_row(self, *inputs)
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0, [], 0]
+        return {"rows": self.upstream.start(epoch), "before": 0}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         return self.cut(at, run, rows_at)
 
     def cut(self, at: State, run: Run, rows_after: Callable[[int], int]) -> Generator[tuple[Block, State], None, None]:
         """As `items`, cut at as many rows as `rows_after` says, for the number of rows before."""
-        before, done, compared, saved, number = at
-        with closing(coalesced(self.upstream, before, run)) as items:
-            for block, after in resumed(self.upstream, items, done, compared, saved, run):
-                while block.num_rows - done > 2 * (rows := rows_after(number)):
-                    if compared != block.num_rows:
-                        compared, saved = block.num_rows, in_state(checksums(block))
-                    done, number = done + rows, number + rows
-                    yield block.slice(done - rows, rows), [before, done, compared, saved, number]
-                number += block.num_rows - done
-                yield block.slice(done) if done else block, END if after == END else [after, 0, 0, [], number]
-                before, done, compared = after, 0, 0
-
-
-class Cursor:
-    """Takes the rows of a stage in any portions.
-
-    State: [the stage's state before the block at hand, rows taken of it, if there are any its rows and their checksums].
-    """
-
-    def __init__(
-        self, stage: Stage[Block], run: Run, before: State, taken: int, compared: int, saved: list[int]
-    ) -> None:
-        self._before, self._taken, self._compared, self._checksums = before, taken, compared, saved
-        self._blocks = None if before == END else coalesced(stage, before, run)
-        self._items = iter(()) if self._blocks is None else resumed(stage, self._blocks, taken, compared, saved, run)
-        self.rest: Block = EMPTY  # of the block at hand
-        self._after = before
-        self._left_out: Counts = {}  # on the way to that block, of which no row was taken yet
-
-    @property
-    def state(self) -> list[State]:
-        return [self._before, self._taken, self._compared, self._checksums]
-
-    def fill(self) -> int:
-        """How many rows are at hand. Where there are none it reads on; 0 at the end."""
-        while not self.rest.num_rows and self._blocks is not None:
-            item, self._left_out = apart(next, self._items, None)
-            block, self._after = item or (EMPTY, END)
-            if item is None:
-                self._count()
-                self.close()
-                break
-            if self._taken and self._compared != block.num_rows:  # it was joined with rows that follow
-                self._compared, self._checksums = block.num_rows, in_state(checksums(block))
-            self.rest = block.slice(self._taken)
-            if not self.rest.num_rows:
-                self._go_on()
-                self._count()
-        return int(self.rest.num_rows)
-
-    def take(self, rows: int) -> Block:
-        """The next `rows` of the rows at hand."""
-        if 0 < rows < self.rest.num_rows and not self._taken:
-            self._compared, self._checksums = self.rest.num_rows, in_state(checksums(self.rest))
-        if rows:
-            self._count()
-        piece, self.rest = self.rest.slice(0, rows), self.rest.slice(rows)
-        self._taken += rows
-        if rows and not self.rest.num_rows:
-            self._go_on()
-        return piece
-
-    def close(self) -> None:
-        if self._blocks is not None:
-            self._blocks.close()
-            self._blocks = None
-
-    def _go_on(self) -> None:
-        """To the next block."""
-        self._before, self._taken, self._compared, self._checksums = self._after, 0, 0, []
-
-    def _count(self) -> None:
-        counts, self._left_out = self._left_out, {}
-        add_counts(counts)
+        before = at["before"]
+        with ReplayBuffer(self.upstream, at, run, joins=True) as held:
+            while held.read():
+                while held.rows > 2 * (rows := rows_after(before)):
+                    before += rows
+                    yield held.take(rows), {**held.position, "before": before}
+                before += held.rows
+                yield held.take(held.rows), END if held.ended else {**held.position, "before": before}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from brimful.core.stage import BLOCK_ROWS, END, Stage, State, not_in_state, runn
 from brimful.plan.errors import StateError
 from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
 from brimful.plan.schedule import Schedule, Segment, check, owed_after, segments_of
-from brimful.rows.buffer import Cursor
+from brimful.rows.buffer import ReplayBuffer
 from brimful.rows.functions import Typed
 from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal, union_of
@@ -44,10 +44,9 @@ class Interleave(Typed):
     this mixture hold.
 
     State: [epoch, [rows or tokens served since the weights changed, its epoch, 1 if it has ended once and 2 more if it has passed
-    a turn on since, state before its block, rows of the block served, the block's rows and their checksums] of each, the types as
-    text]. Once weights have changed, also `since` (rows or tokens served up to there), `owed` (to each, then), `until` ([rows or
-    tokens, weights] of each of the weights that hold before those of this mixture, until so many are served), and `passed_on`
-    (since then, by data sets without a row).
+    a turn on since, position of its `ReplayBuffer`] of each, the types as text]. Once weights have changed, also `since` (rows or
+    tokens served up to there), `owed` (to each, then), `until` ([rows or tokens, weights] of each of the weights that hold before
+    those of this mixture, until so many are served), and `passed_on` (since then, by data sets without a row).
     """
 
     verb = "interleave_datasets"
@@ -69,7 +68,7 @@ class Interleave(Typed):
         )
 
     def start(self, epoch: int) -> State:
-        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0, []] for upstream in self.upstreams], ""]
+        return [epoch, [[0, epoch, 0, {"rows": upstream.start(epoch)}] for upstream in self.upstreams], ""]
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, states, text, *changed = at
@@ -133,7 +132,7 @@ class Interleave(Typed):
                 if not course.skip(sources):
                     return False
                 continue
-            if source.cursor.fill():
+            if source.held.fill():
                 return True
             if self.stop == "first":
                 return False
@@ -143,7 +142,7 @@ class Interleave(Typed):
             if all(one.ended or not course.waits_for(number) for number, one in enumerate(sources)):
                 return False
             source.begin_again()
-            if source.cursor.fill():
+            if source.held.fill():
                 continue
             if all(one.passed or not one.weight for one in alive if one is not source):  # what has a share has no row
                 source.passed = True
@@ -279,10 +278,10 @@ class _Source:
     def __init__(self, upstream: Stage[Block], state: State, leaves: bool, run: Run) -> None:
         self.upstream, self._leaves, self._run = upstream, leaves, run
         self.served: int
-        self.served, self.epoch, flags, *at = state
+        self.served, self.epoch, flags, at = state
         self.weight = self.owed = 0.0  # of the next rows
         self.ended, self.passed = bool(flags & 1), bool(flags & 2)
-        self.cursor = Cursor(upstream, run, *at)
+        self.held = ReplayBuffer(upstream, at, run, joins=True)
         self._waiting = EmptyEpochGuard(upstream, reached(self.epoch, None))
 
     @property
@@ -296,12 +295,12 @@ class _Source:
 
     @property
     def state(self) -> State:
-        return [self.served, self.epoch, self.ended + 2 * self.passed, *self.cursor.state]
+        return [self.served, self.epoch, self.ended + 2 * self.passed, self.held.position]
 
     def begin_again(self) -> None:
-        self.cursor.close()
+        self.held.close()
         self.epoch += 1
-        self.cursor = Cursor(self.upstream, self._run, self.upstream.start(self.epoch), 0, 0, [])
+        self.held = ReplayBuffer(self.upstream, {"rows": self.upstream.start(self.epoch)}, self._run, joins=True)
 
     def pass_on(self, time: float) -> int:
         """It has no row in this epoch: its turn goes to the others, the next of which is due at some time. How many it passes on.
@@ -316,19 +315,19 @@ class _Source:
 
     def at_hand(self, column: str | None) -> int | NDArray[np.int64]:
         """How many rows there are, or the tokens of each."""
-        rows = self.cursor.fill()
+        rows = self.held.fill()
         if column is None:
             return rows
-        return np.maximum(token_counts(self.cursor.rest, (column,), rows > 0), 1)
+        return np.maximum(token_counts(self.held.peek(), (column,), rows > 0), 1)
 
     def take(self, rows: int, served: int) -> Block:
         self.served += served
         if rows:
             self._waiting.saw(rows, reached(self.epoch, None))
-        return self.cursor.take(rows)
+        return self.held.take(rows)
 
     def close(self) -> None:
-        self.cursor.close()
+        self.held.close()
 
 
 def _weights_of(saved: Any) -> tuple[float, ...] | Schedule:
@@ -420,7 +419,7 @@ COUNTED: Final = 1_000_000
 class Zip(Stage[Block]):
     """Row i has the columns of row i of each; all must have equally many, which is known when the first of them ends.
 
-    State: [rows handed on, [state before its block, rows of the block taken, the block's rows and their checksums] of each].
+    State: {"number": rows handed on, "rows": [position of its `ReplayBuffer`] of each}.
     """
 
     verb = "zip_datasets"
@@ -432,25 +431,25 @@ class Zip(Stage[Block]):
             refuse_streams(upstream, "zip_datasets", "pairs")
 
     def start(self, epoch: int) -> State:
-        return [0, [[upstream.start(epoch), 0, 0, []] for upstream in self.upstreams]]
+        return {"number": 0, "rows": [{"rows": upstream.start(epoch)} for upstream in self.upstreams]}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        done, states = at
+        done = at["number"]
         with ExitStack() as stack:
-            own = (Cursor(upstream, run, *state) for upstream, state in zip(self.upstreams, states, strict=True))
-            cursors = [stack.enter_context(closing(cursor)) for cursor in own]
-            rows = self._at_hand(cursors, done)
+            own = (ReplayBuffer(*one, run, joins=True) for one in zip(self.upstreams, at["rows"], strict=True))
+            sources = [stack.enter_context(source) for source in own]
+            rows = self._at_hand(sources, done)
             if not rows:
                 yield EMPTY, END
             while rows:
-                require_distinct([visible(cursor.rest).schema for cursor in cursors])
-                block = beside([cursor.take(rows) for cursor in cursors])
+                require_distinct([visible(source.peek()).schema for source in sources])
+                block = beside([source.take(rows) for source in sources])
                 done += rows
-                state = [done, [cursor.state for cursor in cursors]]
+                state = {"number": done, "rows": [source.position for source in sources]}
                 failure: Exception | None = None
                 left_out: Counts = {}
                 try:
-                    rows, left_out = apart(self._at_hand, cursors, done)
+                    rows, left_out = apart(self._at_hand, sources, done)
                 except Exception as error:  # raised once the rows before it are out
                     failure = error
                 if not rows:  # nothing will be asked for after the last block
@@ -461,25 +460,25 @@ class Zip(Stage[Block]):
                 if failure is not None:
                     raise failure
 
-    def _at_hand(self, cursors: Sequence[Cursor], done: int) -> int:
+    def _at_hand(self, sources: Sequence[ReplayBuffer], done: int) -> int:
         """How many rows all of them have at hand; 0 where all have ended.
 
         Raises:
             DataError: one has ended and another has not.
         """
-        rows = [cursor.fill() for cursor in cursors]
+        rows = [source.fill() for source in sources]
         if 0 in rows and any(rows):
             ended, longer = rows.index(0), next(number for number, count in enumerate(rows) if count)
-            raise unequal(ended, f"{done:,} rows", longer, _counted(cursors[longer], done))
+            raise unequal(ended, f"{done:,} rows", longer, _counted(sources[longer], done))
         return min(BLOCK_ROWS, *rows)
 
 
-def _counted(cursor: Cursor, done: int) -> str:
+def _counted(source: ReplayBuffer, done: int) -> str:
     """How many rows a data set has, of which some are done, as far as that is soon known."""
     count = done
-    while rows := cursor.fill():
+    while rows := source.fill():
         count += rows
-        cursor.take(rows)
+        source.take(rows)
         if count - done > COUNTED:
             return f"more than {count:,} rows"
     return f"{count:,} rows"
