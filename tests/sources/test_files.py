@@ -544,7 +544,7 @@ def test_a_resume_parses_nothing_that_was_consumed(
         list(islice(it, 50_000))
         state = it.state_dict()
         it.close()
-        position = state["position"][0][2][0]
+        position = state["position"]["rows"][2][0]
         at_block = position[2]
         assert 45_000 < at_block <= 50_000  # the state is that before the block at hand, and rows of it
         parsed.clear()

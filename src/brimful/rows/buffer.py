@@ -207,11 +207,19 @@ class ReplayBuffer:
         check_replay(self._run, self._stage, found.by_column(), crc, place)
         self.take(min(done, self.rows))
 
+    def counts(self, rows: int) -> deque[tuple[int, Counts]]:
+        """What was left out on the way to the first `rows` rows, and with how many of them it counts. Whoever asks counts it."""
+        done = self._blocks[0].numbers[0] if self._blocks else self._read
+        found: deque[tuple[int, Counts]] = deque()
+        while self._left_out and self._left_out[0][0] <= done + rows:
+            number, counts = self._left_out.popleft()
+            found.append((number - done, counts))
+        return found
+
     def _count(self) -> None:
         """Counts what was left out on the way to rows that are done."""
-        done = self._blocks[0].numbers[0] if self._blocks else self._read
-        while self._left_out and self._left_out[0][0] <= done:
-            add_counts(self._left_out.popleft()[1])
+        for _, counts in self.counts(0):
+            add_counts(counts)
 
 
 def _uncut(stage: Stage[Block], at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
