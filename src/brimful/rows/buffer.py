@@ -192,7 +192,7 @@ class ReplayBuffer:
         self._values = values if rows else self._values + values
         while rows and rows >= self._blocks[0].rest.num_rows:
             rows -= self._blocks.popleft().rest.num_rows
-        if rows or values:
+        if (rows or values) and self._blocks:
             self._blocks[0] = self._blocks[0].without_front(rows, values)
         if self._saves_held:
             self._found, self._unhashed = RowChecksums(), [*self.blocks]
