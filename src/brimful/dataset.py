@@ -357,7 +357,8 @@ class Dataset:
 
         The origin of a sample is the origin of its first neighbour. Data that are read as several streams are refused.
 
-        State: [upstream's state, samples, blocks, checksums]. A resume reads the last width - 1 samples again.
+        State: where the samples begin that the next one needs, how many they are, and their checksums. A resume reads
+            the last width - 1 samples again.
         Price: the last width - 1 samples are held. Memory and time are `width` times those of the samples, about 1 MB
             at a time.
 

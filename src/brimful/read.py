@@ -211,7 +211,7 @@ def from_dataset(
         DataError: (when run) a sample has no length. Or, without a `collate_fn`, it has another length than the one it
             was planned with. Or `lengths` are too small, and the batch that `collate_fn` makes exceeds the budget of
             tokens or cost. To find this, brimful looks at the tensor (B, L) of the length column.
-    State: [epoch, samples handed on]; for batches [epoch, number of the window, batches handed on]. A state keeps the
+    State: the epoch, and samples handed on; for batches the epoch, the window, and batches of it handed on. A state keeps the
         number of samples and a checksum of the lengths.
     Price: measuring fetches all samples once, in every process. To avoid it, save `data.lengths()` and give it as
         `lengths`. Rows are made in Python: 5 to 20 us a sample, beside the time of `__getitem__`. The first 32 samples
@@ -280,7 +280,7 @@ def from_store(
         DataError: its manifest is damaged. Or (when run) a file is missing, has changed, or cannot be read. Only
             `brimful verify` finds a flipped byte inside a file, because it reads all of them.
         TimeoutError: the file system did not answer in time.
-    State: [epoch, samples handed on]; for batches [epoch, number of the window, batches handed on].
+    State: the epoch, and samples handed on; for batches the epoch, the window, and batches of it handed on.
     Price: opening reads one file (20 ms for 1,000 files of rows). See `brimful.store.index.StoreIndex`.
 
     >>> import tempfile

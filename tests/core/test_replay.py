@@ -229,7 +229,7 @@ def test_weights_may_change_again_while_those_before_still_hold() -> None:
 
 def test_a_state_of_unchanged_weights_is_as_long_as_before() -> None:
     def places(state: Any) -> dict[str, Any]:
-        found: dict[str, Any] = state["position"][0]
+        found: dict[str, Any] = state["position"]["rows"]
         return found
 
     with draw.small(8):

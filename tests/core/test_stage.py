@@ -290,7 +290,7 @@ REPLAYED: dict[str, tuple[int, Callable[[bf.Dataset], Any], str]] = {
     "samples": (3, lambda data: data, "\\w+ gave other rows at 3 rows into a block"),
     "shuffle": (5, lambda data: data.shuffle(9), "\\w+ gave other rows at window 0"),
     "batches": (3, lambda data: data.batch(2, window=9), "\\w+ gave other rows at window 0"),
-    "windows": (3, lambda data: data.batch(1, window=1), "\\w+ gave other rows at window 3"),
+    "windows": (3, lambda data: data.batch(1, window=1), "\\w+ gave other rows at 3 rows into a block"),
     "chunks": (2, lambda data: data.drop("labels").concat_chunk(7), "\\w+ gave other rows"),
     "packs": (1, lambda data: data.drop("labels").pack_chunk(20), "\\w+ gave other rows"),
     "copies": (5, lambda data: data.flat_map(thrice), "\\w+ gave other rows at 4 rows into a block"),

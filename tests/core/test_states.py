@@ -79,7 +79,7 @@ def test_a_damaged_state_is_refused_in_words(chain: Callable[[str], Any], tmp_pa
 def test_a_window_of_no_rows_is_refused() -> None:
     batches = bf.from_sequence(ROWS).batch(2, window=6)
     state = batches.iter().state_dict()
-    state["position"][0][2] = 0
+    state["position"]["windows"]["size"] = 0
     message = r"^this state is damaged: its position has the checksum \d+, not \d+; it was edited, or not written whole; go on"
     with pytest.raises(bf.StateError, match=message):
         batches.iter(state)

@@ -362,7 +362,7 @@ def test_a_window_is_judged_once_and_stands_in_the_state() -> None:
         it = source.batch(Noted(4)).iter()
         next(it)
         state = it.state_dict()
-        size = state["position"][0][2]
+        size = state["position"]["windows"]["size"]
         it.close()
         again = source.batch(Noted(4), window=size)
         assert [b["lengths"].tolist() for b in again] == [b["lengths"].tolist() for b in source.batch(Noted(4))]

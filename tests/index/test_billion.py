@@ -72,9 +72,8 @@ def test_in_the_middle_of_a_billion_samples(way: str) -> None:
     next(it)
     state = json.loads(json.dumps(it.state_dict()))
     it.close()
-    window = state["position"][0]
-    window[1], window[2] = 3_000, window[2] or 20_000  # far into the epoch
-    state = sealed(state["header"], [window, 0, [], 0])
+    window = state["position"]["windows"] | {"window": 3_000}  # far into the epoch
+    state = sealed(state["header"], {"windows": window | {"size": window["size"] or 20_000}})
     it = batches.iter(state)
     taken = [next(it)["id"].tolist() for _ in range(3)]
     state = it.state_dict()

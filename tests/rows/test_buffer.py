@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
@@ -11,10 +12,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
+import brimful as bf
+from brimful.core.counters import count, with_counters
 from brimful.core.run import Run
-from brimful.core.stage import Stage, State
+from brimful.core.stage import END, Stage, State
 from brimful.rows import buffer
-from brimful.rows.buffer import Rebatch
+from brimful.rows.buffer import Rebatch, ReplayBuffer
 from brimful.rows.chunks import ConcatChunk, PackChunk
 from brimful.tables.blocks import Block
 from brimful.testing import assert_exact_resume
@@ -63,6 +66,26 @@ class Given(Stage[Block]):
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         for number in range(at, len(self.blocks)):
             yield self.blocks[number], number + 1
+
+
+@dataclass(frozen=True)
+class Cut(Stage[Block]):
+    """So many rows, in blocks of `size`; one thing is left out on the way to each block."""
+
+    rows: int
+    size: int
+
+    def start(self, epoch: int) -> State:
+        return 0
+
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
+        for first in range(at, self.rows, self.size):
+            last = min(first + self.size, self.rows)
+            count("skipped", 1)
+            block = pa.RecordBatch.from_pydict(
+                {"n": range(first, last), "input_ids": [[n] * 3 for n in range(first, last)]}
+            )
+            yield block, END if last == self.rows else last
 
 
 def joined(blocks: list[Block]) -> list[Block]:
@@ -136,6 +159,49 @@ def test_an_error_comes_after_the_rows_before_it() -> None:
     assert block.num_rows == 5
     with pytest.raises(ValueError, match=r"^a bad shard$"):
         next(items)
+
+
+def rest(held: ReplayBuffer) -> list[int]:
+    return list(held.take(held.fill(1_000)).column("n").to_pylist())
+
+
+@pytest.mark.parametrize("again", [1, 3, 7, 100])
+def test_a_position_says_by_rows_where_those_begin_that_are_held(again: int) -> None:
+    with ReplayBuffer(Cut(30, 7), {"rows": 0}, Run()) as held:
+        for done in range(0, 30, 5):
+            assert held.fill(9) >= min(9, 30 - done)
+            position = json.loads(json.dumps(held.position))
+            assert position["rows"] + position.get("done", 0) == done
+            assert position.keys() == ({"rows", "done", "of", "crc"} if done % 7 else {"rows"})
+            with ReplayBuffer(Cut(30, again), position, Run()) as resumed:
+                assert rest(resumed) == [*range(done, 30)]
+            if done % 7:
+                with pytest.raises(bf.StateError, match=rf"^cut gave other rows at {done % 7} rows into a block"):
+                    rest(ReplayBuffer(Cut(30, again), position | {"crc": [1, 2]}, Run()))
+            held.take(5)
+
+
+@pytest.mark.parametrize("saves_held", [False, True])
+def test_what_is_left_out_on_the_way_to_a_row_counts_once(saves_held: bool) -> None:
+    def read(at: State, rows: int) -> State:
+        with ReplayBuffer(Cut(30, 7), at, Run(), saves_held=saves_held) as held:
+            held.fill(rows + 9)
+            held.take(rows)
+            return held.position
+
+    for rows in range(1, 31):
+        state, before = with_counters(read, {"rows": 0}, rows)
+        _, after = with_counters(read, state, 30 - rows) if rows < 30 else (None, {})
+        assert sum(counts.get("skipped", (0, None))[0] for counts in (before, after)) == 5, rows
+
+
+def test_rows_that_are_gone_are_missed_whatever_of_them_was_done() -> None:
+    stage = ConcatChunk(Cut(70, 35), ("input_ids",), 20)
+    (_, state), *_ = stage.items(stage.start(0), Run())
+    assert {"done", "values", "of"} < state.keys()
+    for rows in (1, state["done"], state["of"] - 1):
+        with pytest.raises(bf.StateError, match=rf"^cut gave other rows at {state['done']} rows into a block"):
+            list(replace(stage, upstream=Cut(rows, 7)).items(state, Run()))
 
 
 @given(draw.lengths, draw.sizes)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.testing import assert_exact_resume
 from tests.samples import counted, ids, shard, tokens
 
 
@@ -64,3 +65,9 @@ def test_a_chunk_comes_from_where_it_begins(tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 2]}, {"input_ids": [3, 4]}, {"input_ids": [5, 6]}]
     with pytest.raises(bf.StageError, match=r"^map\(fails\) failed at shard a\.jsonl, line 2: AssertionError"):
         list(shard(tmp_path, rows).concat_chunk(3).map(fails))
+
+
+def test_what_is_left_of_a_sample_is_known_however_many_empty_ones_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brimful.rows.chunks.MOST_LEFT_OUT", 5)
+    rows = [[1] * 10, *[[]] * 200, [2] * 9]
+    assert_exact_resume(lambda: tokens(*rows).concat_chunk(8))

@@ -120,7 +120,7 @@ def test_a_shard_that_has_become_shorter_is_refused(tmp_path: Path) -> None:
     it = bf.from_files(url, format=values).iter()
     next(it)
     state = it.state_dict()
-    state = sealed(state["header"], [[0, 1, [[0, 10, 10]]], 0, 0, []])
+    state = sealed(state["header"], {"rows": {"epoch": 0, "begun": 1, "shards": [{"shard": 0, "done": 10, "row": 10}]}})
     write(tmp_path / "a.dat", [{"a": 100}] * 8 + [{}])
     with pytest.raises(bf.StateError, match=r"the shard has 9 rows, but this state was saved after 10$"):
         list(bf.from_files(url, format=values).iter(state, allow={"urls"}))

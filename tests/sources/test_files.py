@@ -544,8 +544,8 @@ def test_a_resume_parses_nothing_that_was_consumed(
         list(islice(it, 50_000))
         state = it.state_dict()
         it.close()
-        position = state["position"][0][2][0]
-        at_block = position[2]
+        position = state["position"]["rows"]["shards"][0]
+        at_block = position["line"]
         assert 45_000 < at_block <= 50_000  # the state is that before the block at hand, and rows of it
         parsed.clear()
         files.read_bytes.clear()
@@ -553,7 +553,7 @@ def test_a_resume_parses_nothing_that_was_consumed(
         assert sum(parsed) == 60_000 - at_block
         if ending == ".jsonl":
             size = Path(url).stat().st_size
-            assert sum(files.read_bytes.values()) == size - position[1] + 1  # and the newline before
+            assert sum(files.read_bytes.values()) == size - position["byte"] + 1  # and the newline before
 
 
 def test_a_stuck_read_is_a_timeout_that_names_the_shard_and_closing_returns(

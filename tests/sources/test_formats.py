@@ -34,6 +34,7 @@ class Groups(Format):
     compressed = False
     unit = "row"
     start = (0, 0, 0, 0)
+    places = ("byte", "group", "skip", "row")
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         if schema is not None:

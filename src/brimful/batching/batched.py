@@ -114,9 +114,10 @@ class Batched(Stage[Batch]):
     `shuffle_batches` is True for a random order, "stratified" for one of which every stretch covers short and long batches
     alike. `balance_group` > 1 keeps aligned groups of that many neighbours in cost together, so that the ranks of one step do
     equal work; of streams, which ranks share out, a stratified order has neighbours of so many streams. Where `balance_cost` says
-    what a sample costs, the groups are aligned in the whole epoch. State: see `parts_of_windows`, in batches; a checksum of the
-    window's plan, where some of its batches were handed on; with a `balance_cost` also the batches before the window, modulo
-    `balance_group`.
+    what a sample costs, the groups are aligned in the whole epoch.
+
+    State: see `parts_of_windows`, in batches; where some of a window were handed on, "plan", a checksum of its plan; with a
+    `balance_cost` also "before", the batches before the window, modulo `balance_group`.
     """
 
     verb = ""
@@ -177,7 +178,7 @@ class Batched(Stage[Batch]):
             return sum(1 for _ in islice(batches, most))
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, [], 0, *([] if self.balance_cost is None else [0])]
+        return {"windows": self.upstream.start(epoch)}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Batch, State], None, None]:
         def batches(plan: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
@@ -197,9 +198,9 @@ class Batched(Stage[Batch]):
             StateError: the window that is read again is made into other batches, of which some would be lost.
         """
         here = rng_slot(self)
-        waiting = EmptyEpochGuard(self, at[0])
-        made, saved = 0, at[3]
-        before = after = at[4] if self.balance_cost is not None else 0
+        waiting = EmptyEpochGuard(self, at["windows"])
+        made, saved = 0, at.get("plan", 0)
+        before = after = at.get("before", 0)
 
         def of_window(window: PlanningWindow, done: int, state: State) -> Iterator[tuple[T, int]]:
             nonlocal before, after, made
@@ -216,13 +217,14 @@ class Batched(Stage[Batch]):
                 add_counts(left_out)
             return parts(planned, order, done)
 
-        with closing(parts_of_windows(self.upstream, at[:3], run, of_window)) as found:
+        with closing(parts_of_windows(self.upstream, at, run, of_window)) as found:
             for part, state in found:
                 if state == END:
                     yield part, state
                 else:
-                    turns = [] if self.balance_cost is None else [before if state[1] else after]
-                    yield part, [*state, made if state[1] else 0, *turns]
+                    inside = "done" in state
+                    turn = {"before": before if inside else after} if self.balance_cost is not None else {}
+                    yield part, state | ({"plan": made} if inside else {}) | turn
 
     def _planned(
         self, window: PlanningWindow, key: int, before: int, last: bool

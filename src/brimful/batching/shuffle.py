@@ -44,7 +44,7 @@ class Shuffle(Stage[Block]):
         return Ahead(Buffered(self.upstream, self.buffer_size), 1, "window")
 
     def start(self, epoch: int) -> State:
-        return [self.windows.start(epoch), 0, []]
+        return {"windows": self.windows.start(epoch)}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         here = rng_slot(self)

@@ -5,22 +5,18 @@ Any window of indexed data can be computed alone. Streams hold the rows of a win
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
 from math import ceil
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.window import InTurn, PlanningWindow
-from brimful.core.counters import Counts, add_counts, again, apart
+from brimful.core.counters import add_counts, again
 from brimful.core.facts import Facts, facts_of, following
-from brimful.core.repeat import awaited
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
@@ -31,12 +27,12 @@ from brimful.plan.errors import warn_once
 from brimful.plan.once import once
 from brimful.plan.overlong import placeable
 from brimful.plan.window import rest_rows, window_ends, window_rows
-from brimful.rows.buffer import check_replay, resumed
+from brimful.rows.buffer import ReplayBuffer, check_replay
 from brimful.rows.columns import Choice
 from brimful.rows.pace import Patience
-from brimful.tables.blocks import Block, begins, concat, visible
-from brimful.tables.checksums import RowChecksums, checksums, in_state
-from brimful.tables.ragged import EMPTY, MASK, distinct, token_counts, unmasked
+from brimful.tables.blocks import Block, begins, visible
+from brimful.tables.checksums import checksums, in_state
+from brimful.tables.ragged import MASK, distinct, token_counts, unmasked
 from brimful.tables.texts import TokenizedText, texts_in
 
 T = TypeVar("T")
@@ -98,12 +94,11 @@ class Buffered(Windowed):
     `first`: the rows of the first window where a size is given; each later one has four times as many too. It is for batches in
     arrival order, which are the same in windows of any size.
 
-    State: [epoch, rows' state before the block in which the window begins, rows of it that came before, its rows, their
-    checksums, number of the window, size]. A resume reads the rows of the window again. They may come in other blocks then.
+    State: a position of `ReplayBuffer`, "epoch", "window" (its number) and "size". A resume reads the rows of the window again,
+    in whatever blocks they come then.
 
     `in_turn`: batches of `first` rows are in arrival order, and windows of any number of them give the same ones: each has those
-    that are at hand. State: [epoch, rows' state before the block in which the next batch begins, rows of it that came before, if
-    there are any its rows and their checksums, number of that batch, size]. A resume reads that block again.
+    that are at hand. "window" is the number of the next batch then, and a resume reads the block again in which that begins.
     """
 
     upstream: Stage[Block]
@@ -115,109 +110,61 @@ class Buffered(Windowed):
         return following(self, *inputs, seam="joins")
 
     def start(self, epoch: int) -> State:
-        return [epoch, self.upstream.start(epoch), 0, 0, [], 0, self.size]
+        return {"rows": self.upstream.start(epoch), "epoch": epoch, "window": 0, "size": self.size}
 
     def items(self, at: State, run: Run) -> Generator[tuple[PlanningWindow, State], None, None]:
-        if self.in_turn:
-            yield from self._at_hand(at, run)
-            return
-        epoch, before, skip, compared, saved, number, size = at
-        held: deque[_BlockInParts] = deque()
-        replayed = RowChecksums()
-        first = EMPTY  # that is read again
-        rows = 0
-        ended = False
-        with awaited(self.upstream, before, run) as items:
-            while True:
-                most = self._most(size, number)
-                while not ended and (compared or rows < (most + rest_rows(most) if size else AUTO_SAMPLE)):
-                    (block, after), left_out = apart(next, items, (EMPTY, END))
-                    ended = after == END
-                    block = self.text.held(block)
-                    if compared:
-                        first = first if first.num_rows else block.slice(0, 1)
-                        replayed.add(self.text.without(block.slice(0, compared)))
-                        compared -= min(compared, block.num_rows)
-                        if ended or not compared:
-                            check_replay(
-                                run, self.upstream, replayed.by_column(), saved, f"window {number}{begins(first)}"
-                            )
-                    if skip:
-                        left_out = {}  # it was counted before
-                    gone = min(skip, block.num_rows)
-                    if block.num_rows > gone or left_out:
-                        own = self._compared(block) if gone else (0, [])
-                        held.append(_BlockInParts(before, gone, *own, block.slice(gone), left_out))
-                        rows += block.num_rows - gone
-                    before, skip = after, skip - gone
-                if not rows:
-                    self._pop(held, 0)
-                    return
-                if not size:
-                    block = concat(one.rest for one in held).slice(0, AUTO_SAMPLE)
-                    size = self._resolve(unmasked(block, self.unmasked))
-                    continue
-                count = window_ends(rows, most)
-                window = self._window(epoch, number, unmasked(concat(self._pop(held, count)), self.unmasked))
-                rows -= count
-                number += 1
-                if rows:
-                    yield window, [epoch, *held[0][:4], number, size]
-                else:
-                    yield window, END
-                    return
+        with ReplayBuffer(self.upstream, at, run, seen=self.text.held, compared=self.text.without) as held:
+            windows = self._at_hand if self.in_turn else self._whole
+            yield from windows(held, at["epoch"], at["window"], at["size"], run)
 
-    def _at_hand(self, at: State, run: Run) -> Generator[tuple[PlanningWindow, State], None, None]:
+    def _whole(
+        self, held: ReplayBuffer, epoch: int, number: int, size: int, run: Run
+    ) -> Generator[tuple[PlanningWindow, State], None, None]:
+        if not size and held.fill(AUTO_SAMPLE):
+            size = self._resolve(unmasked(held.peek().slice(0, AUTO_SAMPLE), self.unmasked))
+        while True:
+            most = self._most(size, number)
+            if not (rows := held.fill(most + rest_rows(most))):
+                return
+            window = self._window(epoch, number, unmasked(held.take(window_ends(rows, most)), self.unmasked))
+            number += 1
+            named = {"epoch": epoch, "window": number, "size": size}
+            yield window, {**held.position, **named} if held.rows else END
+
+    def _at_hand(
+        self, held: ReplayBuffer, epoch: int, number: int, size: int, run: Run
+    ) -> Generator[tuple[PlanningWindow, State], None, None]:
         """The batches in arrival order that are at hand, one at least, and no more than soon come. A batch goes out when a row of
         the next one is there, or the end is."""
-        epoch, before, gone, compared, saved, number, size = at
-        pieces: list[_Piece] = []
-        counts: list[tuple[int, Counts]] = []  # what was left out on the way to a row, and with how many rows it counts
-        rows, most = 0, self.first
+        most = self.first
         patience = Patience(run.replay is None)
-        with awaited(self.upstream, before, run) as items:
-            seen = ((self.text.held(block), after) for block, after in items)
-            blocks = resumed(self.upstream, seen, gone, compared, saved, run, self.text.without)
-            ended = False
-            while not ended:
-                patience.begin()
-                while not ended and (rows <= self.first or (rows <= most and not patience.over)):
-                    (block, after), left_out = apart(next, blocks, (EMPTY, END))
-                    ended = after == END
-                    own = max(0, block.num_rows - gone)
-                    counts.append((rows + (own > 0), left_out))
-                    if own:
-                        compare = cache(partial(self._compared, block))
-                        pieces.append(_Piece(rows, before, gone, block, compare))
-                    before, gone, rows = after, 0, rows + own
-                count = rows if ended else (rows - 1) // self.first * self.first
-                if count:
-                    own_counts = [one for one in counts if one[0] <= count]
-                    window, state = self._in_turn(epoch, number, size, pieces, count, own_counts)
-                    yield window, END if ended else state(count // self.first)
-                    counts = [(row - count, left_out) for row, left_out in counts[len(own_counts) :]]
-                    pieces = [one.after(count) for one in pieces if one.first + one.rest.num_rows > count]
-                    number, rows, most = number + count // self.first, rows - count, min(size or AUTO_SAMPLE, 4 * most)
-            for _, left_out in counts:
-                add_counts(left_out)
+        while not held.ended:
+            patience.begin()
+            while held.rows <= self.first or (held.rows <= most and not patience.over):
+                if not held.read():
+                    break
+            count = held.rows if held.ended else (held.rows - 1) // self.first * self.first
+            if count:
+                window, state = self._in_turn(held, count, epoch, number, size)
+                batches = count // self.first
+                yield window, END if held.ended else state(batches)
+                number, most = number + batches, min(size or AUTO_SAMPLE, 4 * most)
 
     def _in_turn(
-        self, epoch: int, number: int, size: int, pieces: list[_Piece], count: int, counts: list[tuple[int, Counts]]
+        self, held: ReplayBuffer, count: int, epoch: int, number: int, size: int
     ) -> tuple[PlanningWindow, Callable[[int], State]]:
-        """The first `count` rows of some pieces, whose first batch has this number; and the state after some of its batches."""
-        firsts = [one.first for one in pieces]
+        """The first `count` rows that are held, whose first batch has this number; and the state after some of its batches."""
+        position, counts = held.positions(), held.counts(count)
 
         def state(batches: int) -> State:
-            row = batches * self.first
-            one = pieces[bisect_right(firsts, row) - 1]
-            done = one.gone + row - one.first
-            return [epoch, one.before, done, *(one.compare() if done else (0, [])), number + batches, size]
+            named = {"epoch": epoch, "window": number + batches, "size": size}
+            return {**position(batches * self.first), **named}
 
         def left_out(batches: int) -> None:
             while counts and (not batches or counts[0][0] <= batches * self.first):
-                add_counts(counts.pop(0)[1])
+                add_counts(counts.popleft()[1])
 
-        block = unmasked(concat(one.rest for one in pieces).slice(0, count), self.unmasked)
+        block = unmasked(held.take(count), self.unmasked)
         first = number * self.first
         measured = {*self.length_columns} <= {*block.schema.names}
         turn = InTurn(number, measured, state, left_out)
@@ -237,27 +184,6 @@ class Buffered(Windowed):
         found = checksums(self.text.without(block))
         return PlanningWindow(epoch, number, self._lengths(block), rows, lambda own: (block, own), found)
 
-    def _compared(self, block: Block) -> tuple[int, list[int]]:
-        return block.num_rows, in_state(checksums(self.text.without(block)))
-
-    def _pop(self, held: deque[_BlockInParts], count: int) -> list[Block]:
-        """Takes `count` rows off the front, and blocks without a row that follow them."""
-        taken = []
-        while count:
-            before, gone, compared, own, rest, left_out = held.popleft()
-            add_counts(left_out)
-            piece = rest.slice(0, count)
-            taken.append(piece)
-            count -= piece.num_rows
-            if piece.num_rows < rest.num_rows:
-                if not gone:
-                    compared, own = self._compared(rest)
-                rest = rest.slice(piece.num_rows)
-                held.appendleft(_BlockInParts(before, gone + piece.num_rows, compared, own, rest, {}))
-        while held and not held[0].rest.num_rows:
-            add_counts(held.popleft().left_out)
-        return taken
-
     def _lengths(self, block: Block) -> NDArray[np.int64]:
         return token_counts(block, self.length_columns, self.lengths_required)
 
@@ -270,42 +196,11 @@ class Buffered(Windowed):
         return max(1, min(wanted, int(affordable * block.num_rows)))
 
 
-class _BlockInParts(NamedTuple):
-    """A block of which some rows are held: the state before it, how many of its rows are gone; if some are, how many it had, and
-    the checksums of all of them. And what was left out on the way to it, until one is gone."""
-
-    before: State
-    gone: int
-    compared: int
-    checksums: list[int]
-    rest: Block
-    left_out: Counts
-
-
-class _Piece(NamedTuple):
-    """Rows of a block that are held in arrival order: which row of the window its first is, the state before the block, how many
-    of its rows are gone, the block, and its rows and their checksums."""
-
-    first: int
-    before: State
-    gone: int
-    block: Block
-    compare: Callable[[], tuple[int, list[int]]]
-
-    @property
-    def rest(self) -> Block:
-        return self.block.slice(self.gone)
-
-    def after(self, count: int) -> _Piece:
-        """What is left of it in the next window, where this one has `count` rows."""
-        return self._replace(first=max(0, self.first - count), gone=self.gone + max(0, count - self.first))
-
-
 @dataclass(frozen=True)
 class Planned(Windowed):
     """Windows of `size` rows of indexed data (0: what `policy` needs for 1 % padding, and for `fewest` batches, judged once).
 
-    State: [epoch, number of the window, size]; where the data repeat, with the epoch that they have come to.
+    State: {"epoch", "window" (its number), "size"}; where the data repeat, with the epoch that they have come to.
     """
 
     upstream: Indexed
@@ -319,10 +214,10 @@ class Planned(Windowed):
         return super().settings() | ({"lengths_crc32": crc32(repr(found).encode())} if found else {})
 
     def start(self, epoch: int) -> State:
-        return [epoch, 0, self.size or self._judged]
+        return {"epoch": epoch, "window": 0, "size": self.size or self._judged}
 
     def items(self, at: State, run: Run) -> Generator[tuple[PlanningWindow, State], None, None]:
-        epoch, number, size = at["rows"] if isinstance(at, dict) else at
+        epoch, number, size = at["epoch"], at["window"], at["size"]
         index, count = self._index, self.upstream.count_in(epoch)
         if count == 0:
             return
@@ -346,8 +241,8 @@ class Planned(Windowed):
             lengths = self._lengths(numbers)
             window = PlanningWindow(epoch, number, lengths, numbers, index.locate, index=index, texts_at=self._texts_at)
             number += 1
-            state = [epoch, number, size]
-            yield window, END if last == count else self.upstream.reached(epoch, last, state)
+            state = {"epoch": epoch, "window": number, "size": size}
+            yield window, END if last == count else self.upstream.reached(last, state)
             first = last
 
     def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -408,8 +303,9 @@ def parts_of_windows(
 ) -> Generator[tuple[T, State], None, None]:
     """The parts that `parts` makes of each window.
 
-    State: [windows' state before the window, how much of it was handed on, its checksums]. A resume reads the window again; but
-    where batches are in arrival order, the windows go on after those that were handed on.
+    State: {"windows": windows' state before the window, "done": how much of it was handed on, "crc": its checksums}, where it has
+    some. A resume reads the window again; but where batches are in arrival order, the windows go on after those that were handed
+    on.
 
     Args:
         parts: called with a window, how much of it was handed on before, and the state after it; gives each further part with
@@ -419,22 +315,22 @@ def parts_of_windows(
     Raises:
         StateError: the window that is read again has other rows.
     """
-    before, skip, saved = at
+    before, skip, saved = at["windows"], at.get("done", 0), at.get("crc", [])
     with running(windows, before, run) as items:
         for window, after in again(items, bool(skip or saved)):
-            found = in_state(window.checksums)
+            inside = {"windows": before} | ({"crc": in_state(window.checksums)} if window.checksums else {})
             if skip or saved:
                 first = begins(window.block) if window.index is None else ""
                 check_replay(run, windows, window.checksums, saved, f"window {window.number}{first}")
             elif (opened := opens(window)) is not None:
-                yield opened, [before, 0, found]
+                yield opened, inside
             for part, done in parts(window, skip, after):
                 if done and window.turn is not None:
-                    yield part, [window.turn.state(done), 0, []]
+                    yield part, {"windows": window.turn.state(done)}
                 elif done:
-                    yield part, [before, done, found]
+                    yield part, {**inside, "done": done}
                 else:
-                    yield part, END if after == END else [after, 0, []]
+                    yield part, END if after == END else {"windows": after}
             before, skip, saved = after, 0, []
         if skip or saved:
             check_replay(run, windows, {}, saved, "a window that is gone")

@@ -88,15 +88,15 @@ def reached(epoch: int, rows: State) -> State:
 def epoch_of(state: State) -> int | None:
     """The epoch that what repeats has come to in a state, the least of several that are joined; None: nothing repeats there.
 
-    >>> epoch_of([[reached(7, [2, 3]), 0], [reached(5, "end"), 0]]), epoch_of([7, 2])
+    >>> epoch_of([[reached(7, [2, 3]), 0], {"rows": reached(5, "end"), "done": 2}]), epoch_of([7, 2])
     (5, None)
     """
     if isinstance(state, list):
         return min((epoch for one in state if (epoch := epoch_of(one)) is not None), default=None)
     if not isinstance(state, dict) or "passing" in state:
         return None
-    epoch: int | None = state["repeated"] if "repeated" in state else epoch_of([*state.values()])
-    return epoch
+    found: int | None = state["repeated"] if "repeated" in state else epoch_of([*state.values()])
+    return found
 
 
 def passing(state: State) -> State:

@@ -4,11 +4,9 @@ rows."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +17,9 @@ from brimful.core.facts import Facts, columns_by, following, refuse_streams, ver
 from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.plan.errors import DataError, check_bool, check_count
-from brimful.rows.buffer import COALESCED_ROWS, check_replay, coalesced, read_again
+from brimful.rows.buffer import COALESCED_ROWS, ReplayBuffer
 from brimful.rows.columns import Blockwise
-from brimful.tables.blocks import KEY, Block, concat, visible, with_origin
-from brimful.tables.checksums import RowChecksums, in_state
+from brimful.tables.blocks import KEY, Block, visible, with_origin
 from brimful.tables.origins import ORIGIN, where
 from brimful.tables.ragged import (
     EMPTY,
@@ -34,7 +31,6 @@ from brimful.tables.ragged import (
     list_array,
     offsets_of,
     ragged,
-    with_column,
 )
 
 MOST_LEFT_OUT: Final = 8_192
@@ -51,10 +47,8 @@ class Rechunk(Stage[Block]):
     A few rows of a block of many end with a block without rows: else whoever joins small blocks (`coalesced`) would join those of
     very many rows, which a resume reads again.
 
-    State: [upstream's state before the block in which the held rows begin; of the rows from there on that put tokens into chunks,
-    how many are done, and then values of the next; all rows that were read from there on; checksums of those that are held], and
-    1 where a block without rows follows. A resume reads those rows again, in whatever blocks they come, checks them and yields
-    nothing for them.
+    State: a position of `ReplayBuffer`; "empty" where a block without rows follows. A resume reads the held rows again, checks
+    them, and yields nothing for them.
     """
 
     upstream: Stage[Block]
@@ -73,93 +67,47 @@ class Rechunk(Stage[Block]):
         return pa.schema([below.field(name) for name in self.target_columns])
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0, 0, []]
+        return {"rows": self.upstream.start(epoch)}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        before, skip, value, replay, saved = at[:5]
-        if len(at) > 5:
-            yield EMPTY, at[:5]
-        held: deque[HeldBlock] = deque()
-        tokens, read, found = (
-            0,
-            0,
-            RowChecksums(),
-        )  # of the held rows, all read since they begin, and the rows' checksums
-        left_out = 0  # rows, so far
-        with closing(coalesced(self.upstream, before, run)) as items:
-            for block, after, old in read_again(items, replay, held):
-                rows = self._target(block)
-                kept, earlier = self._kept(rows, old)
-                fresh = len(kept) - int(np.searchsorted(kept, old))
-                if len(kept) < rows.num_rows:
-                    rows = rows.take(array_of(kept))
-                done = min(skip, rows.num_rows)
-                skip -= done
-                if rows.num_rows > done:
-                    taken = HeldBlock(before, rows.num_rows, rows, block.num_rows, left_out + earlier)
-                    held.append(taken if held else taken.without_front(done, value))
-                    tokens += self._tokens_of(held[-1])
-                    if old:
-                        found.add(held[-1].rest.slice(0, held[-1].rest.num_rows - fresh))
-                elif held:
-                    held[-1] = held[-1]._replace(read=held[-1].read + block.num_rows)
-                read += block.num_rows * (len(held) > 0)
-                left_out += block.num_rows - len(kept)
-                before = after
-                replay -= old
-                if old and not replay:
-                    self._check(found, saved, run)
-                if replay or (0 < old == block.num_rows and after != END):
+        if "empty" in at:
+            yield EMPTY, {name: value for name, value in at.items() if name != "empty"}
+        with ReplayBuffer(
+            self.upstream, at, run, joins=True, seen=self._target, chosen=self._kept, saves_held=True
+        ) as held:
+            tokens: int | None = None  # of the held rows
+            while held.read() or held.rows:
+                tokens = (
+                    sum(map(self._tokens_of, held.blocks)) if tokens is None else tokens + self._tokens_of(held.newest)
+                )
+                if held.again and not held.ended:
                     continue
                 out = EMPTY
-                open_for = left_out - int(held[0].earlier[0]) if held else 0
-                if tokens >= self.chunk_length or open_for >= MOST_LEFT_OUT or after == END:
-                    out, done, value = self._cut(held, left_out, after == END)
-                    drop_front(held, done, value)
-                    tokens, found = sum(map(self._tokens_of, held)), held_checksums(held)
-                    read = sum(one.read for one in held)
-                elif fresh:
-                    found.add(held[-1].rest.slice(held[-1].rest.num_rows - fresh))
-                if after == END:
+                if held.rows and (tokens >= self.chunk_length or held.passed_over >= MOST_LEFT_OUT or held.ended):
+                    rows = held.peek()
+                    columns = [ragged(rows, name) for name in self.target_columns]
+                    out, *done = self.cut(rows, columns, held.passed_since(), held.ended)
+                    held.drop(*done)
+                    tokens = None
+                if held.ended:
                     yield out, END
-                    break
-                if held:
-                    row = held[0].num_rows - held[0].rest.num_rows
-                    state = [held[0].before, row, value, read, in_state(found.by_column())]
-                else:
-                    value = 0
-                    state = [after, 0, 0, 0, []]
-                if 0 < out.num_rows < COALESCED_ROWS < block.num_rows:
-                    yield out, [*state, 1]
+                    return
+                if 0 < out.num_rows < COALESCED_ROWS < held.newest.num_rows:
+                    yield out, {**held.position, "empty": True}
                     out = EMPTY
-                yield out, state
-            if replay:
-                self._check(found, saved, run)
-            elif held and before != END:  # upstream ended without saying so in advance
-                yield self._cut(held, left_out, True)[0], END
+                yield out, held.position
 
-    def _check(self, found: RowChecksums, saved: list[int], run: Run) -> None:
-        check_replay(run, self.upstream, found.by_column(), saved, "the rows that were held")
-
-    def _cut(self, held: Sequence[HeldBlock], left_out: int, last: bool) -> tuple[Block, int, int]:
-        if not held:
-            return EMPTY, 0, 0
-        rows = concat(block.rest for block in held)
-        since = left_out - np.concatenate([block.earlier for block in held])
-        return self.cut(rows, [ragged(rows, name) for name in self.target_columns], since, last)
-
-    def _kept(self, rows: Block, old: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The rows that put tokens into a chunk, and how many others come before each of them; these are counted, but for those
-        among the first `old` rows, which are read again."""
+    def _kept(self, rows: Block, old: int) -> NDArray[np.int64]:
+        """The rows that put tokens into a chunk. Others are counted, but for the first `old` rows, which are read again."""
         if not rows.num_rows:
-            return _NONE, _NONE
+            return _NONE
         sizes = ragged(rows, self.target_columns[0]).lengths
         some: NDArray[np.bool_] = self.counts(sizes) > 0
         self.leave_out(sizes[old:][~some[old:]])
-        return np.flatnonzero(some), np.cumsum(~some, dtype=np.int64)[some]
+        return np.flatnonzero(some)
 
-    def _tokens_of(self, held: HeldBlock) -> int:
-        return int(self.counts(ragged(held.rest, self.target_columns[0]).lengths).sum())
+    def _tokens_of(self, rows: Block) -> int:
+        return int(self.counts(ragged(rows, self.target_columns[0]).lengths).sum()) if rows.num_rows else 0
 
     @abstractmethod
     def counts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -187,54 +135,6 @@ class Rechunk(Stage[Block]):
 
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
-
-
-class HeldBlock(NamedTuple):
-    """A block of which rows are held: the state before it, its rows, those that are left of them, how many rows were read with it
-    and with blocks that follow it and of which none is held, and how many rows were left out before each of those that are left.
-
-    They are joined anew for each cut, so that a type ends with the rows that had it.
-    """
-
-    before: State
-    num_rows: int
-    rest: Block
-    read: int
-    earlier: NDArray[np.int64] = _NONE
-
-    def without_front(self, rows: int, values: int) -> HeldBlock:
-        """Without its first `rows` rows and, in the row after them, without the first `values` of each list."""
-        return self._replace(rest=without_front(self.rest, rows, values), earlier=self.earlier[rows:])
-
-
-def held_checksums(held: Iterable[HeldBlock]) -> RowChecksums:
-    """The checksums of some held rows."""
-    found = RowChecksums()
-    for one in held:
-        found.add(one.rest)
-    return found
-
-
-def drop_front(held: deque[HeldBlock], rows: int, values: int = 0) -> None:
-    """Forgets the first `rows` held rows, and the first `values` of each list in the row after them."""
-    while held and rows >= held[0].rest.num_rows:
-        rows -= held.popleft().rest.num_rows
-    if held:
-        held[0] = held[0].without_front(rows, values)
-
-
-def without_front(block: Block, rows: int, values: int) -> Block:
-    """A block without its first `rows` rows and, in the row after them, without the first `values` of each list."""
-    block = block.slice(rows)
-    if not values or not block.num_rows:
-        return block
-    for name in block.schema.names:
-        if name != ORIGIN:
-            column = ragged(block, name)
-            offsets = column.offsets.copy()
-            offsets[0] += values
-            block = with_column(block, name, list_array(column.values, offsets))
-    return block
 
 
 @dataclass(frozen=True)
@@ -351,8 +251,7 @@ class SlidingWindow(Stage[Block]):
 
     A block gives the windows that end in it, in pieces of about 1 MB. Windows take `width` times the memory of the rows.
 
-    State: [upstream's state before the block in which the next window begins, rows of it before that window, rows read from that
-    state on, checksums of those that are held]. A resume reads those rows again, in whatever blocks they come, and checks them.
+    State: a position of `ReplayBuffer`.
     """
 
     upstream: Stage[Block]
@@ -366,36 +265,17 @@ class SlidingWindow(Stage[Block]):
         return following(self, *inputs, schema=lambda: None)  # lists of those of its neighbours, as rows show them
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0, []]
+        return {"rows": self.upstream.start(epoch)}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        before, skip, replay, saved = at
-        held: deque[HeldBlock] = deque()  # the rows from which windows are to come
-        found = RowChecksums()  # of those that are read again
-        with closing(coalesced(self.upstream, before, run)) as items:
-            for block, after, old in read_again(items, replay, held):
-                done = min(skip, block.num_rows)
-                skip -= done
-                if block.num_rows > done:
-                    rest = block.drop_columns([KEY]) if KEY in block.schema.names else block
-                    held.append(HeldBlock(before, block.num_rows, rest.slice(done), block.num_rows))
-                    if old > done:
-                        found.add(rest.slice(done, old - done))
-                before = after
-                replay -= old
-                if old and not replay:
-                    self._check(found, saved, run)
-                if replay:
-                    continue
-                sizes = self._sizes(block, sum(one.rest.num_rows for one in held) + 1 - self.width)
-                rows = concat(one.rest for one in held) if sizes else EMPTY
-                for number, size in enumerate(sizes or [0] * (after == END or not 0 < old == block.num_rows), 1):
+        with ReplayBuffer(self.upstream, at, run, joins=True, seen=_without_key, saves_held=True) as held:
+            while held.read():
+                sizes = self._sizes(held.newest, held.rows + 1 - self.width)
+                rows = held.peek() if sizes else EMPTY
+                for number, size in enumerate(sizes or [0] * (held.ended or not held.again), 1):
                     out, rows = self._windows(rows, size), rows.slice(size)
-                    drop_front(held, size)
-                    ended = after == END and number >= len(sizes)
-                    yield out, END if ended else self._state(held, after)
-            if replay:
-                self._check(found, saved, run)
+                    held.drop(size)
+                    yield out, END if held.ended and number >= len(sizes) else held.position
 
     def _sizes(self, block: Block, windows: int) -> list[int]:
         """How many windows each piece has, of those that are complete with the block. It depends on the block alone, so that a
@@ -434,11 +314,6 @@ class SlidingWindow(Stage[Block]):
         storage = pa.FixedSizeListArray.from_arrays(tensors.storage.flatten(), kind.storage_type.list_size)
         return pa.ExtensionArray.from_storage(kind, storage)
 
-    def _state(self, held: deque[HeldBlock], after: State) -> State:
-        if not held:
-            return [after, 0, 0, []]
-        first, read = held[0], sum(one.read for one in held)
-        return [first.before, first.num_rows - first.rest.num_rows, read, in_state(held_checksums(held).by_column())]
 
-    def _check(self, found: RowChecksums, saved: list[int], run: Run) -> None:
-        check_replay(run, self.upstream, found.by_column(), saved, "the rows that were held")
+def _without_key(block: Block) -> Block:
+    return block.drop_columns([KEY]) if KEY in block.schema.names else block

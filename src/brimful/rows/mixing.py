@@ -20,7 +20,7 @@ from brimful.core.stage import BLOCK_ROWS, END, Stage, State, not_in_state, runn
 from brimful.plan.errors import StateError
 from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
 from brimful.plan.schedule import Schedule, Segment, check, owed_after, segments_of
-from brimful.rows.buffer import Cursor
+from brimful.rows.buffer import ReplayBuffer
 from brimful.rows.functions import Typed
 from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal, union_of
@@ -46,7 +46,7 @@ class Interleave(Typed):
     With `names`, data sets may be added where a state is read, and left out where no row of theirs is to come again.
 
     State: {"epoch", "sources": {name or number: {"served": rows or tokens since the weights changed, "epoch": its own, if that is
-    another one, "ended" once, "passed" a turn on since, "at": its cursor's state}}, "types" as text}. Once weights have changed,
+    another one, "ended" once, "passed" a turn on since, and the position of its `ReplayBuffer`}}}. Once weights have changed,
     also "since" (rows or tokens served up to there), "owed" (to each source, then), "before": [{"until": so many are served,
     "weights"}] of the weights that hold before those of this mixture, and "passed_on" (since then, by data sets without a row).
     What is 0, false or empty is left out.
@@ -86,10 +86,8 @@ class Interleave(Typed):
         return self.names or tuple(map(str, range(len(self.upstreams))))
 
     def start(self, epoch: int) -> State:
-        return {
-            "epoch": epoch,
-            "sources": {key: {"at": _begun(one, epoch)} for key, one in zip(self.keys, self.upstreams)},
-        }
+        begun = {key: {"rows": one.start(epoch)} for key, one in zip(self.keys, self.upstreams)}
+        return {"epoch": epoch, "sources": begun}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, text = at["epoch"], at.get("types", "")
@@ -111,7 +109,7 @@ class Interleave(Typed):
             sources = [stack.enter_context(closing(source)) for source in own]
             if run.replay is not None:  # so that a mixture below one without a share is asked, too
                 for source in sources:
-                    source.cursor.fill()
+                    source.held.fill()
             block, state = EMPTY, at
             while True:
                 course.settle(sources)
@@ -189,7 +187,7 @@ class Interleave(Typed):
                 if not course.skip(sources):
                     return False
                 continue
-            if source.cursor.fill():
+            if source.held.fill():
                 return True
             if self.stop == "first":
                 return False
@@ -199,7 +197,7 @@ class Interleave(Typed):
             if all(one.ended or not course.waits_for(number) for number, one in enumerate(sources)):
                 return False
             source.begin_again()
-            if source.cursor.fill():
+            if source.held.fill():
                 continue
             if all(one.passed or not one.weight for one in alive if one is not source):  # what has a share has no row
                 source.passed = True
@@ -364,7 +362,7 @@ class _Source:
         self.epoch: int = state.get("epoch", epoch)
         self.weight = self.owed = 0.0  # of the next rows
         self.ended, self.passed = "ended" in state, "passed" in state
-        self.cursor = Cursor(upstream, run, *(state["at"] if "at" in state else _begun(upstream, epoch)))
+        self.held = ReplayBuffer(upstream, state or {"rows": upstream.start(epoch)}, run, joins=True)
         self._waiting = EmptyEpochGuard(upstream, reached(self.epoch, None))
 
     @property
@@ -380,12 +378,12 @@ class _Source:
         """In this epoch of the mixture."""
         own = {"served": self.served, "ended": self.ended, "passed": self.passed}
         known = {name: int(value) for name, value in own.items() if value}
-        return known | ({"epoch": self.epoch} if self.epoch != epoch else {}) | {"at": self.cursor.state}
+        return known | ({"epoch": self.epoch} if self.epoch != epoch else {}) | self.held.position
 
     def begin_again(self) -> None:
-        self.cursor.close()
+        self.held.close()
         self.epoch += 1
-        self.cursor = Cursor(self.upstream, self._run, *_begun(self.upstream, self.epoch))
+        self.held = ReplayBuffer(self.upstream, {"rows": self.upstream.start(self.epoch)}, self._run, joins=True)
 
     def pass_on(self, time: float) -> int:
         """It has no row in this epoch: its turn goes to the others, the next of which is due at some time. How many it passes on.
@@ -400,24 +398,19 @@ class _Source:
 
     def at_hand(self, column: str | None) -> int | NDArray[np.int64]:
         """How many rows there are, or the tokens of each; nothing is read of a source without a share."""
-        rows = self.cursor.fill() if self.weight else 0
+        rows = self.held.fill() if self.weight else 0
         if column is None:
             return rows
-        return np.maximum(token_counts(self.cursor.rest, (column,), rows > 0), 1)
+        return np.maximum(token_counts(self.held.peek(), (column,), rows > 0), 1)
 
     def take(self, rows: int, served: int) -> Block:
         self.served += served
         if rows:
             self._waiting.saw(rows, reached(self.epoch, None))
-        return self.cursor.take(rows)
+        return self.held.take(rows)
 
     def close(self) -> None:
-        self.cursor.close()
-
-
-def _begun(upstream: Stage[Block], epoch: int) -> list[State]:
-    """The state of a cursor at the start of an epoch."""
-    return [upstream.start(epoch), 0, 0, []]
+        self.held.close()
 
 
 def _shares(sources: Sequence[_Source]) -> tuple[list[int], list[float], list[float]]:
@@ -538,7 +531,7 @@ COUNTED: Final = 1_000_000
 class Zip(Stage[Block]):
     """Row i has the columns of row i of each; all must have equally many, which is known when the first of them ends.
 
-    State: [rows handed on, [state before its block, rows of the block taken, the block's rows and their checksums] of each].
+    State: {"number": rows handed on, "rows": [position of its `ReplayBuffer`] of each}.
     """
 
     verb = "zip_datasets"
@@ -550,25 +543,25 @@ class Zip(Stage[Block]):
             refuse_streams(upstream, "zip_datasets", "pairs")
 
     def start(self, epoch: int) -> State:
-        return [0, [[upstream.start(epoch), 0, 0, []] for upstream in self.upstreams]]
+        return {"number": 0, "rows": [{"rows": upstream.start(epoch)} for upstream in self.upstreams]}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        done, states = at
+        done = at["number"]
         with ExitStack() as stack:
-            own = (Cursor(upstream, run, *state) for upstream, state in zip(self.upstreams, states, strict=True))
-            cursors = [stack.enter_context(closing(cursor)) for cursor in own]
-            rows = self._at_hand(cursors, done)
+            own = (ReplayBuffer(*one, run, joins=True) for one in zip(self.upstreams, at["rows"], strict=True))
+            sources = [stack.enter_context(source) for source in own]
+            rows = self._at_hand(sources, done)
             if not rows:
                 yield EMPTY, END
             while rows:
-                require_distinct([visible(cursor.rest).schema for cursor in cursors])
-                block = beside([cursor.take(rows) for cursor in cursors])
+                require_distinct([visible(source.peek()).schema for source in sources])
+                block = beside([source.take(rows) for source in sources])
                 done += rows
-                state = [done, [cursor.state for cursor in cursors]]
+                state = {"number": done, "rows": [source.position for source in sources]}
                 failure: Exception | None = None
                 left_out: Counts = {}
                 try:
-                    rows, left_out = apart(self._at_hand, cursors, done)
+                    rows, left_out = apart(self._at_hand, sources, done)
                 except Exception as error:  # raised once the rows before it are out
                     failure = error
                 if not rows:  # nothing will be asked for after the last block
@@ -579,25 +572,25 @@ class Zip(Stage[Block]):
                 if failure is not None:
                     raise failure
 
-    def _at_hand(self, cursors: Sequence[Cursor], done: int) -> int:
+    def _at_hand(self, sources: Sequence[ReplayBuffer], done: int) -> int:
         """How many rows all of them have at hand; 0 where all have ended.
 
         Raises:
             DataError: one has ended and another has not.
         """
-        rows = [cursor.fill() for cursor in cursors]
+        rows = [source.fill() for source in sources]
         if 0 in rows and any(rows):
             ended, longer = rows.index(0), next(number for number, count in enumerate(rows) if count)
-            raise unequal(ended, f"{done:,} rows", longer, _counted(cursors[longer], done))
+            raise unequal(ended, f"{done:,} rows", longer, _counted(sources[longer], done))
         return min(BLOCK_ROWS, *rows)
 
 
-def _counted(cursor: Cursor, done: int) -> str:
+def _counted(source: ReplayBuffer, done: int) -> str:
     """How many rows a data set has, of which some are done, as far as that is soon known."""
     count = done
-    while rows := cursor.fill():
+    while rows := source.fill():
         count += rows
-        cursor.take(rows)
+        source.take(rows)
         if count - done > COUNTED:
             return f"more than {count:,} rows"
     return f"{count:,} rows"

@@ -41,9 +41,9 @@ LEAST_THREADS: Final = 2
 class FromFiles(Stage[Block]):
     """The rows of many shards; in one of several streams, those of every so many of the epoch's order of shards.
 
-    State: {"epoch", "begun": shards so far, "shards": [{"shard": its turn, and its position by the names of the format} of each open
-    one, in turn]}: about 40 bytes an open shard. Of lines a position is "byte" and "line", and a resume reads on from the byte
-    (a compressed shard is decompressed up to there).
+    State: {"epoch", "begun": shards so far, "shards": [{"shard": its turn, and its position by the names of the format} of each
+    open one, in turn]}: about 40 bytes an open shard. Of lines a position is "byte" and "line", and a resume reads on from the
+    byte (a compressed shard is decompressed up to there).
     """
 
     urls: Shards
