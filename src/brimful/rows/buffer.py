@@ -67,14 +67,24 @@ def coalesced(stage: Stage[Block], at: State, run: Run) -> Generator[tuple[Block
 
 class _HeldBlock(NamedTuple):
     """Rows of a block that are held: the state before the block, the number of its first row, all of its rows, those that are
-    held and their numbers; and, once it is known, what a position says that begins inside of the block."""
+    held and their numbers; what is compared of them, and, once it is known, what a position says inside of the block."""
 
     before: State
     first: int
     block: Block
     rest: Block
     numbers: range | NDArray[np.int64]
+    compared: Callable[[Block], Block]
     inside: dict[str, Any]
+
+    def at(self, number: int) -> State:
+        """The position of the row that has this number."""
+        before, first, block, _, _, compared, inside = self
+        if number == first:
+            return {"rows": before}
+        if not inside:
+            inside.update(of=block.num_rows, crc=in_state(checksums(compared(block))))
+        return {"rows": before, "done": number - first, **inside}
 
     def without_front(self, rows: int, values: int) -> _HeldBlock:
         """Without its first `rows` rows and, in the row after them, without the first `values` of each list."""
@@ -205,7 +215,7 @@ class ReplayBuffer:
             return {"rows": self._after, **self._again}
         first = self._blocks[0]
         if not self._saves_held:
-            return self._at(first, self._first)
+            return first.at(self._first)
         while self._unhashed:
             self._found.add(self._compared(self._unhashed.pop(0)))
         done, of, crc = self._first - first.first, self._read - first.first, in_state(self._found.by_column())
@@ -220,7 +230,7 @@ class ReplayBuffer:
 
         def position(rows: int) -> State:
             which = bisect_right(ends, first + rows)
-            return self._at(blocks[which], first + rows) if which < len(blocks) else {"rows": after}
+            return blocks[which].at(first + rows) if which < len(blocks) else {"rows": after}
 
         return position
 
@@ -251,7 +261,7 @@ class ReplayBuffer:
             chosen = self._chosen(rows, old)
             rows, numbers = rows if len(chosen) == len(numbers) else rows.take(array_of(chosen)), first + chosen
         if rows.num_rows:
-            self._blocks.append(_HeldBlock(self._after, first, rows, rows, numbers, {}))
+            self._blocks.append(_HeldBlock(self._after, first, rows, rows, numbers, self._compared, {}))
             self.rows += rows.num_rows
             if self._saves_held:
                 self._unhashed.append(rows)
@@ -262,15 +272,6 @@ class ReplayBuffer:
     def _first(self) -> int:
         """The number of the first row that is held, or of the next one."""
         return int(self._blocks[0].numbers[0]) if self._blocks else self._read
-
-    def _at(self, held: _HeldBlock, number: int) -> State:
-        """The position of the row of a block that has this number."""
-        before, first, block, _, _, inside = held
-        if number == first:
-            return {"rows": before}
-        if not inside:
-            inside.update(of=block.num_rows, crc=in_state(checksums(self._compared(block))))
-        return {"rows": before, "done": number - first, **inside}
 
     def _checksums(self, of: int) -> RowChecksums:
         """Those of the rows that are held, of the first `of` that were read."""
