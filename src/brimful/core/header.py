@@ -3,8 +3,9 @@ the setting and both values."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import isfinite
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from brimful.core.stage import Stage
 
 VERSION: Final = 5
+TYPES: Final = "types"
+"""The name under which the header of a state has the types that a stage has learnt."""
 
 
 def header_of(stage: Stage[Any]) -> list[Any]:
@@ -34,6 +37,27 @@ def header_of(stage: Stage[Any]) -> list[Any]:
     if verb := verb_of(stage):
         own = {"verb": verb} | own
     return [*(below[0] if len(below) == 1 else ()), *([own] if own else [])]
+
+
+def stages_in(header: Any) -> Iterator[dict[str, Any]]:
+    """What a header says of each stage that has a verb, from the sources on."""
+    for one in header if isinstance(header, list) else ():
+        for branch in one.get("datasets", ()):
+            yield from stages_in(branch)
+        if "verb" in one:
+            yield one
+
+
+def learners(stage: Stage[Any]) -> list[Any]:
+    """The `Learnt` of each stage that has a verb, in the order of `stages_in`; None of those that have none."""
+    below = [learnt for one in stage.inputs for learnt in learners(one)]
+    return [*below, getattr(stage, "learnt", None)] if verb_of(stage) else below
+
+
+def without_types(header: Any) -> tuple[Any, list[Any]]:
+    """A header less the types that stages have learnt, and these, in the order of `stages_in`; None of those that have none."""
+    bare = copy.deepcopy(header)
+    return bare, [one.pop(TYPES, None) for one in stages_in(bare)]
 
 
 def described(value: Any) -> Any:
@@ -203,7 +227,8 @@ def header_difference(
         if found := header_difference(*policies, allow | {"sort"}, f"{owner}policy", "policy"):
             return found
         idle = ["seed"] if any(saved.get(name) is ours.get(name) is False for name in SHUFFLES) else []
-        passed = {*allow - {"rows"}, *idle}  # a header has the number of rows by this name
+        learnt = [TYPES] if "verb" in ours else []
+        passed = {*allow - {"rows"}, *idle, *learnt}  # a header has the number of rows by this name
         names = [name for name in (*ours, *(name for name in saved if name not in ours)) if name not in passed]
         pairs = [(saved.get(name), ours.get(name), f"{owner}{name}", name) for name in names]
     else:

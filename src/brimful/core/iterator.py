@@ -18,11 +18,11 @@ import numpy as np
 from brimful.core.ahead import then
 from brimful.core.counters import COUNTERS, Counters, apart
 from brimful.core.facts import shown
-from brimful.core.header import VERSION, allowed, check_header, header_difference, header_of
+from brimful.core.header import VERSION, allowed, check_header, header_difference, header_of, learners
 from brimful.core.replay import keep_weights, shards_differ
 from brimful.core.run import JOIN_SECONDS, Run, check_process, runs_here
 from brimful.core.stage import END, Stage, State
-from brimful.core.states import check_form, position_of, sealed
+from brimful.core.states import check_form, position_of, sealed, types_in
 from brimful.core.stats import Stats
 from brimful.plan.errors import BrokenError, StateError, counted
 
@@ -68,7 +68,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
             COUNTERS.set, counters
         )  # before the first use: of indexed data a filter counts what it leaves out
         self.stats: Stats = Stats(counters, self._run)
-        self._stage = stage
+        self._stage, self._learners = stage, learners(stage)
         try:
             if state_dict is None:
                 self._header = self._context.run(header_of, stage)
@@ -139,7 +139,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
         """A function that returns the `state_dict` of this moment, whenever you call it. Price: 1 us, because states do
         not change.
         """
-        return partial(sealed, self._header, self._state)
+        return partial(self._sealed, self._state, self._run.types.copy())
+
+    def _sealed(self, position: State, types: dict[object, Any]) -> dict[str, Any]:
+        return sealed(self._header, position, map(types.get, self._learners))
 
     @property
     def position(self) -> State:
@@ -242,9 +245,12 @@ class ResumableIterator(Iterator[T], Generic[T]):
         if "rows" in allow and (differs := header_difference(state_dict["header"], self._header, allow - {"rows"})):
             words = f"{differs.name} was {differs.saved} when this state was saved, and is {differs.ours} here"
             self._run.other_rows(words)
+        given = zip(self._learners, types_in(state_dict), strict=True)
+        self._run.types |= {learnt: types for learnt, types in given if types is not None}
         if "urls" in allow:
             self._run.shards = shards_differ(state_dict["header"], self._header)
-        self._context.run(keep_weights, self._stage, position, state_dict["header"], self._header)
+        with self._run.entered():
+            self._context.run(keep_weights, self._stage, position, state_dict["header"], self._header)
         return position
 
 
