@@ -234,10 +234,10 @@ def test_a_state_of_unchanged_weights_is_as_long_as_before() -> None:
     with draw.small(8):
         _, states = run(mixture((1, 1)).iter())
         _, later = run(mixture((1, 3)).iter(states[3], allow={"weights"}))
-    assert {len(places(state)) for state in states[:-1]} == {3}
-    assert len(places(later[0])) == 4
-    assert places(later[0])[3]["until"] == [[8, [1, 1]]]
-    assert places(later[16])[3]["until"] == [], "the weights before are forgotten once they have passed"
+    assert {len(places(state)) for state in states[:-1]} == {2}
+    assert len(places(later[0])) == 3
+    assert places(later[0])[2]["until"] == [[8, [1, 1]]]
+    assert places(later[16])[2]["until"] == [], "the weights before are forgotten once they have passed"
 
 
 @pytest.mark.parametrize(("workers", "ahead"), [(0, 0), (3, 0), (2, 3)])

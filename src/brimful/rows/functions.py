@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from contextvars import copy_context
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import chain
 from math import isfinite
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.counters import COUNTERS, Counters, OnError, skipped
+from brimful.core.counters import OnError, skipped
 from brimful.core.facts import Facts, following, refuse_streams
 from brimful.core.run import Run, Stopped, stopping
 from brimful.core.stage import END, Stage, State, not_in_state
 from brimful.plan import random
 from brimful.plan.errors import StageError, name_of
-from brimful.plan.once import once
 from brimful.rows.buffer import Rebatch
 from brimful.rows.parallel import CallResult, FunctionStage, first_types_of, typed_blocks
 from brimful.tables.blocks import KEY, Block, as_dict, samples, visible, with_origin
@@ -72,37 +68,6 @@ def tried(
             skipped(StageError(message))
             continue
         yield row, result
-
-
-@dataclass(frozen=True)
-class Typed(Stage[Block]):
-    """Abstract: all its rows have the columns and types of `schema`, from the first epoch to the last.
-
-    Args:
-        types: gives the schema of the whole to one of several streams.
-    """
-
-    types: Callable[[], pa.Schema] | None = field(default=None, kw_only=True, metadata={"runtime": True})
-
-    @once
-    def schema(self) -> pa.Schema:
-        """The types of the first rows of epoch 0, wherever this run begins. Rows that are left out on the way are not counted."""
-        if self.types is not None:
-            return self.types()
-        context = copy_context()
-        context.run(COUNTERS.set, Counters())
-        return context.run(self.first_types)
-
-    def facts(self, *inputs: Facts) -> Facts:
-        return following(self, *inputs, schema=lambda: vars(self).get("schema"), row_schema=lambda: self.schema)
-
-    def for_stream(self, number: int, count: int) -> Self:
-        """One stream, which has the columns of the whole."""
-        return replace(self, types=partial(getattr, self, "schema"))
-
-    @abstractmethod
-    def first_types(self) -> pa.Schema:
-        """The columns of the first rows."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.counters import Counts, add_counts, apart
-from brimful.core.facts import Facts, refuse_streams, verb_of
+from brimful.core.facts import Facts, following, refuse_streams, verb_of
 from brimful.core.header import described
 from brimful.core.repeat import EmptyEpochGuard, reached
 from brimful.core.run import Run
@@ -21,15 +21,14 @@ from brimful.plan.errors import StateError
 from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
 from brimful.plan.schedule import Schedule, Segment, check, owed_after, segments_of
 from brimful.rows.buffer import Cursor
-from brimful.rows.functions import Typed
 from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal, union_of
+from brimful.tables.learnt import Learnt, known_by, schema_of
 from brimful.tables.ragged import EMPTY, array_of, token_counts
-from brimful.tables.schema import as_text, from_text
 
 
 @dataclass(frozen=True)
-class Interleave(Typed):
+class Interleave(Stage[Block]):
     """Rows of each in stratified order (`plan.mix.due`), by weights that may change (`plan.schedule`). `stop` says what happens
     where a data set is due that has ended:
 
@@ -44,10 +43,10 @@ class Interleave(Typed):
     this mixture hold.
 
     State: [epoch, [rows or tokens served since the weights changed, its epoch, 1 if it has ended once and 2 more if it has passed
-    a turn on since, state before its block, rows of the block served, the block's rows and their checksums] of each, the types as
-    text]. Once weights have changed, also `since` (rows or tokens served up to there), `owed` (to each, then), `until` ([rows or
-    tokens, weights] of each of the weights that hold before those of this mixture, until so many are served), and `passed_on`
-    (since then, by data sets without a row).
+    a turn on since, state before its block, rows of the block served, the block's rows and their checksums] of each]. Once
+    weights have changed, also `since` (rows or tokens served up to there), `owed` (to each, then), `until` ([rows or tokens,
+    weights] of each of the weights that hold before those of this mixture, until so many are served), and `passed_on` (since
+    then, by data sets without a row).
     """
 
     verb = "interleave_datasets"
@@ -58,6 +57,7 @@ class Interleave(Typed):
     length_column: str | None = None
     saved_weights: tuple[float, ...] | Schedule | None = not_in_state(None)
     """Those with which a state was saved, where others are to follow."""
+    learnt: Learnt = field(default_factory=Learnt, kw_only=True, compare=False, repr=False, metadata={"runtime": True})
 
     def __post_init__(self) -> None:
         check(len(self.upstreams), self.weights, self.stop)
@@ -65,16 +65,17 @@ class Interleave(Typed):
     def facts(self, *inputs: Facts) -> Facts:
         least = any if self.stop == "first" else all
         return replace(
-            super().facts(*inputs), ends=lambda: least(one.ends() for one in inputs), nulls=nulls_of(*inputs)
+            following(self, *inputs, **known_by(self)),
+            ends=lambda: least(one.ends() for one in inputs),
+            nulls=nulls_of(*inputs),
         )
 
     def start(self, epoch: int) -> State:
-        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0, []] for upstream in self.upstreams], ""]
+        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0, []] for upstream in self.upstreams]]
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        epoch, states, text, *changed = at
-        schema = from_text(text) if text else self.schema
-        text = text or as_text(schema)
+        epoch, states, *changed = at
+        schema = schema_of(self, run)
         course = _WeightsNow(self.weights if self.saved_weights is None else self.saved_weights, len(states), *changed)
         replay = None
         if self.saved_weights is not None:
@@ -107,7 +108,7 @@ class Interleave(Typed):
                 if not more:
                     return
                 block = _serve(sources, self.length_column, schema, course.left(sources))
-                state = [epoch, [source.state for source in sources], text, *course.state]
+                state = [epoch, [source.state for source in sources], *course.state]
                 if replay is not None:
                     replay.place = course.served(sources)
 
@@ -115,14 +116,13 @@ class Interleave(Typed):
         def part(weights: Any) -> Any:
             return weights.of_stream(number, count) if isinstance(weights, Schedule) else weights
 
-        own = super().for_stream(number, count)
-        return replace(own, weights=part(self.weights), saved_weights=part(self.saved_weights))
+        return replace(self, weights=part(self.weights), saved_weights=part(self.saved_weights))
 
     def with_saved_weights(self, saved: Any) -> Interleave:
         """The same, as a state was saved that has these weights."""
         return replace(self, saved_weights=None if saved == described(self.weights) else _weights_of(saved))
 
-    def first_types(self) -> pa.Schema:
+    def first_types(self, epoch: int) -> pa.Schema:
         return union_of(self.upstreams, "interleave_datasets")
 
     def _settle(self, sources: list[_Source], course: _WeightsNow) -> bool:
@@ -263,7 +263,7 @@ class _Replay:
             StateError: the run began at the start of an epoch, of which the state says nothing.
         """
         if id(self._at) in parts:
-            self._at[3:] = [{**self._began, "until": self._course.until(self._began["since"], self._until)}]
+            self._at[2:] = [{**self._began, "until": self._course.until(self._began["since"], self._until)}]
         elif self._until:
             saved, ours = described(self._mixture.saved_weights), described(self._mixture.weights)
             raise StateError(
@@ -375,26 +375,26 @@ def _serve(sources: list[_Source], column: str | None, schema: pa.Schema, left: 
 
 
 @dataclass(frozen=True)
-class Concat(Typed):
+class Concat(Stage[Block]):
     """All rows of the first, then all of the second, and so on, in the columns of all of them.
 
-    State: [epoch, which one, its state, the types as text].
+    State: [epoch, which one, its state].
     """
 
     verb = "concat_datasets"
 
     upstreams: tuple[Stage[Block], ...]
+    learnt: Learnt = field(default_factory=Learnt, kw_only=True, compare=False, repr=False, metadata={"runtime": True})
 
     def facts(self, *inputs: Facts) -> Facts:
-        return replace(super().facts(*inputs), nulls=nulls_of(*inputs))
+        return following(self, *inputs, nulls=nulls_of(*inputs), **known_by(self))
 
     def start(self, epoch: int) -> State:
-        return [epoch, 0, self.upstreams[0].start(epoch), ""]
+        return [epoch, 0, self.upstreams[0].start(epoch)]
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        epoch, number, before, text = at
-        schema = from_text(text) if text else self.schema
-        text = text or as_text(schema)
+        epoch, number, before = at
+        schema = schema_of(self, run)
         for which in range(number, len(self.upstreams)):
             if which > number:
                 before = self.upstreams[which].start(epoch)
@@ -402,13 +402,13 @@ class Concat(Typed):
                 for block, after in items:
                     out = conformed(block, schema, verb_of(self), which) if block.num_rows else block
                     if after != END:
-                        yield out, [epoch, which, after, text]
+                        yield out, [epoch, which, after]
                     elif which + 1 < len(self.upstreams):
-                        yield out, [epoch, which + 1, self.upstreams[which + 1].start(epoch), text]
+                        yield out, [epoch, which + 1, self.upstreams[which + 1].start(epoch)]
                     else:
                         yield out, END
 
-    def first_types(self) -> pa.Schema:
+    def first_types(self, epoch: int) -> pa.Schema:
         return union_of(self.upstreams, "concat_datasets")
 
 

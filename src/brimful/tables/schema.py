@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import re
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -303,20 +302,6 @@ def _apart(schema: pa.Schema, field: pa.Field) -> bool:
     except pa.ArrowException:
         return True
     return not all(_alike(kind, both) for kind in kinds)
-
-
-def as_text(schema: pa.Schema) -> str:
-    """A schema as text, for a state: 100 to 300 bytes.
-
-    >>> schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
-    >>> from_text(as_text(schema)).equals(schema)
-    True
-    """
-    return base64.b85encode(zlib.compress(schema.serialize().to_pybytes(), 9)).decode()
-
-
-def from_text(text: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b85decode(text))))
 
 
 # -- types as plain JSON -------------------------------------------------------------------------------------------------
