@@ -54,10 +54,11 @@ def learners(stage: Stage[Any]) -> list[Any]:
     return [*below, getattr(stage, "learnt", None)] if verb_of(stage) else below
 
 
-def without_types(header: Any) -> tuple[Any, list[Any]]:
-    """A header less the types that stages have learnt, and these, in the order of `stages_in`; None of those that have none."""
+def without_types(header: Any) -> tuple[Any, list[list[Any]]]:
+    """A header less the types that stages have learnt, and these, in the order of `stages_in`, each in a list; which is empty for
+    those that have none."""
     bare = copy.deepcopy(header)
-    return bare, [one.pop(TYPES, None) for one in stages_in(bare)]
+    return bare, [[one.pop(TYPES)] if TYPES in one else [] for one in stages_in(bare)]
 
 
 def described(value: Any) -> Any:

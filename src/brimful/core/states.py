@@ -118,8 +118,8 @@ def position_of(state: dict[str, Any]) -> State:
         found = {"its position": (state["crc32"], checksum)} | {
             f"stream {stream}": (mark, _checksum([checksum, stream, entry])) for stream, (entry, mark) in marked.items()
         }
-        for number, (stage, learnt) in enumerate(zip(stages_in(header), types)):
-            if learnt is not None:
+        for number, (stage, known) in enumerate(zip(stages_in(header), types)):
+            for learnt in known:
                 now = _checksum([checksum, number, learnt["columns"]])
                 found[f"the types of stage {number}, {stage['verb']},"] = learnt["crc32"], now
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -132,7 +132,7 @@ def position_of(state: dict[str, Any]) -> State:
 
 def types_in(state: dict[str, Any]) -> list[Any]:
     """The `types` that `sealed` was given, of this state or of several that were merged."""
-    return [None if learnt is None else learnt["columns"] for learnt in without_types(state["header"])[1]]
+    return [known[0]["columns"] if known else None for known in without_types(state["header"])[1]]
 
 
 _DAMAGED: Final = "it was edited, or not written whole; go on with another checkpoint"
