@@ -151,6 +151,16 @@ def test_streams_whose_first_epoch_is_empty_share_the_types_of_the_one_at_hand(t
         assert {str(batch["b"].dtype) for batch in it} == {"torch.float64"}
 
 
+def test_streams_call_no_function_whose_rows_nobody_wants(tmp_path: Path) -> None:
+    def refused(row: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("nobody asked")
+
+    data = bf.from_files(lines(tmp_path, [1], [2]), streams=1).map(refused)
+    assert list(data.take(0).batch(2)) == []
+    with pytest.raises(bf.StageError, match="nobody asked"):
+        list(data.batch(2))
+
+
 def test_it_is_shared_by_copies_and_travels_without_what_was_learnt() -> None:
     stage = bf.from_sequence([{"x": 1}]).map(lambda row: row).stage
     assert isinstance(stage, SampleFunction)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -23,7 +22,7 @@ from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running, stream_part
 from brimful.core.threads import Channel, close_together
 from brimful.plan.errors import DataError, StateError
-from brimful.tables.learnt import learn_all
+from brimful.tables.learnt import learn_by_whole
 
 T = TypeVar("T")
 
@@ -95,9 +94,9 @@ class RoundRobin(Stage[T]):
                     f"{world_size} also reads {', '.join(missing)}: it is the state of one rank; join those of all with "
                     "bf.merge_states"
                 )
+        learn_by_whole(self.upstream, at["epoch"], run)
         if run.replay is not None:
             at["streams"] = {stream: entry for stream, entry in at["streams"].items() if int(stream) in own}
-            learn_all(self.upstream, at["epoch"], run)
             for stream, entry in at["streams"].items():  # each by itself, as other ranks may read it with others
                 begun = entry["again"] if began_again(entry) else entry
                 run.replay += replayed(self._stream(int(stream)), begun, run.step)
@@ -108,8 +107,7 @@ class RoundRobin(Stage[T]):
         try:
             for stream in own:
                 entry = at["streams"][str(stream)]
-                learn = partial(learn_all, self.upstream, at["epoch"], run)
-                readers[stream] = StreamReader(self._stream(stream), at["epoch"], entry, wrap, self.ahead, run, learn)
+                readers[stream] = StreamReader(self._stream(stream), at["epoch"], entry, wrap, self.ahead, run)
             if world_size == 1:
                 yield from self._alone(at, readers)
             else:
@@ -248,7 +246,6 @@ class RoundRobin(Stage[T]):
 
     def _any_item(self, epoch: int, own: list[int], run: Run) -> T:
         """The first item of the epoch of some stream, one of this rank's where they have one."""
-        learn_all(self.upstream, epoch, run)
         for stream in sorted(range(self.num_streams), key=lambda stream: stream not in own):
             stage = self._stream(stream)
             with running(stage, stage.start(epoch), run) as items:
@@ -296,14 +293,10 @@ class StreamReader(Generic[T]):
 
     Args:
         entry: the stream's state, in {"again": ...} where it has begun again.
-        learn: has the stages of the whole know their types, before a stream is read.
     """
 
-    def __init__(
-        self, stage: Stage[T], epoch: int, entry: State, wrap: bool, ahead: int, run: Run, learn: Callable[[], None]
-    ) -> None:
+    def __init__(self, stage: Stage[T], epoch: int, entry: State, wrap: bool, ahead: int, run: Run) -> None:
         self._stage, self._epoch, self._wrap, self._ahead, self._run = stage, epoch, wrap, ahead, run
-        self._learn = learn
         self._again = wrap and began_again(entry)
         if began_again(entry):
             entry = entry["again"] if wrap else END
@@ -331,13 +324,9 @@ class StreamReader(Generic[T]):
 
     def _open(self, at: State) -> None:
         self.channel: Channel[tuple[T, State]] | None = (
-            None if at == END else Channel(lambda: self._begun(at), self._ahead, "stream", self._run)
+            None if at == END else Channel(lambda: self._stage.items(at, self._run), self._ahead, "stream", self._run)
         )
         self._items: Iterator[tuple[T, State]] = iter(()) if self.channel is None else self.channel.items()
-
-    def _begun(self, at: State) -> Generator[tuple[T, State], None, None]:
-        self._learn()
-        return self._stage.items(at, self._run)
 
 
 def is_ahead(entry: State, epoch: int) -> bool:

@@ -68,7 +68,9 @@ def whole_step(items: Iterator[T], count: int, run: Run) -> Iterator[T]:
 
 def replayed(stage: Stage[Any], at: State, step: int = 1) -> list[Replayed]:
     """The runs that lead to the last of the next `step` items after a state."""
-    run = Run(Run.here())
+    outer = Run.here()
+    run = Run(outer)
+    run.wholes = {} if outer is None else outer.wholes
     run.replay = found = list[Replayed]()
     context = copy_context()
     context.run(COUNTERS.set, quiet_counters())

@@ -216,7 +216,8 @@ def typed_blocks(stage: Caller, at: State, run: Run) -> Generator[tuple[Block, S
     holds these until their types are known. A run of a later epoch, or of a stream, calls the function for them once more, unless
     a state has them."""
     schema = stage.learnt.known(run)
-    if schema is None and at != stage.start(0):
+    of_whole = not schema and stage.learnt in run.wholes
+    if of_whole or (schema is None and at != stage.start(0)):
         schema = schema_of(stage, run)
     with closing(stage.calls(at, run, lambda: schema or None)) as calls:
         results: Iterator[CallResult[Any]] = calls

@@ -79,7 +79,10 @@ class Learner(Protocol):
 
 def schema_of(stage: Learner, run: Run | None = None) -> pa.Schema:
     """The types of the first rows of epoch 0, wherever a run begins; without a `run`, that of this thread."""
-    return stage.learnt.learn(run or Run.here(), stage.first_types)
+    run = run or Run.here()
+    whole = None if run is None else run.wholes.get(stage.learnt)
+    found: pa.Schema = stage.learnt.learn(run, stage.first_types) if whole is None else whole()
+    return found
 
 
 def known_by(stage: Learner) -> dict[str, Any]:
@@ -87,14 +90,14 @@ def known_by(stage: Learner) -> dict[str, Any]:
     return {"schema": lambda: stage.learnt.here, "row_schema": lambda: schema_of(stage)}
 
 
-def learn_all(stage: Stage[Any], epoch: int, run: Run) -> None:
-    """Has every stage of a chain know its types, of epoch 0 or, where that has no row, of the epoch at hand: before streams read
-    parts of it, each of which would find others."""
+def learn_by_whole(stage: Stage[Any], epoch: int, run: Run) -> None:
+    """Has streams, which run parts of a chain, go by the types of the whole: of epoch 0 or, where that has no row, of the epoch
+    at hand. Each stream would find others."""
     if getattr(stage, "learnt", None) is not None:
         learner = cast(Learner, stage)
-        learner.learnt.learn(run, learner.first_types, epoch)
+        run.wholes[learner.learnt] = partial(learner.learnt.learn, run, learner.first_types, epoch)
     for one in stage.inputs:
-        learn_all(one, epoch, run)
+        learn_by_whole(one, epoch, run)
 
 
 class Results(Sized, Protocol):
