@@ -68,7 +68,7 @@ from brimful.rows.buffer import Rebatch, Unbatch
 from brimful.rows.chunks import Chunk, ConcatChunk, PackChunk, SlidingWindow
 from brimful.rows.columns import AddBosEos, CausalLabels, Choice, Choose, EnsureBosEos, Pad, TextBytes, TrainValidSplit
 from brimful.rows.counting import Enumerate, RowKeys, Skip, Stride, Take
-from brimful.rows.functions import Filter, FilterMap, FlatMap, Map, MapBlocks, Scan
+from brimful.rows.functions import Filter, MapBlocks, SampleFunction, Scan
 from brimful.rows.mixing import Concat, Interleave, Zip
 from brimful.rows.parallel import Parallel
 from brimful.rows.tokens import Chat, Tokenize
@@ -527,7 +527,7 @@ def of_tokens(cls: Callable[..., Stage[Any]]) -> Callable[..., Stage[Any]]:
     return lambda upstream, **settings: cls(Choose(upstream, Choice("select", ("input_ids",))), **settings)
 
 
-def keyed(cls: type[Any], plain: Any, seeded: Any, failing: Any = refuses_some) -> SearchStrategy[Link]:
+def keyed(cls: Callable[..., Stage[Any]], plain: Any, seeded: Any, failing: Any = refuses_some) -> SearchStrategy[Link]:
     """Stages that call a user's function: as it is, or with a generator keyed by the row; by themselves, or in threads."""
     return st.one_of(
         *(on(cls, fn=fn, seeded=False, parallel=threads) for fn in plain),
@@ -538,6 +538,13 @@ def keyed(cls: type[Any], plain: Any, seeded: Any, failing: Any = refuses_some) 
             threads,
         ),
     )
+
+
+def calling(verb: str) -> Callable[..., SampleFunction]:
+    def stage(upstream: Stage[Any], fn: Any, seeded: bool, on_error: Any = "raise", **more: Any) -> SampleFunction:
+        return SampleFunction(upstream, verb, fn, seeded, on_error, **more)
+
+    return stage
 
 
 threads = st.one_of(
@@ -676,6 +683,11 @@ SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
         ),
     ),
 }
+OF_VERBS: Final[dict[str, SearchStrategy[Link]]] = {  # of the functions of samples
+    "map": keyed(calling("map"), [longer], noisy),
+    "filter_map": keyed(calling("filter_map"), [tokens_if_any], noisy_or_none),
+    "flat_map": keyed(calling("flat_map"), [copies], random_copies, refuses_some_of_many),
+}
 ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     AddBosEos: on(AddBosEos, bos_token_id=st.sampled_from([None, 1]), eos_token_id=2, target_column="input_ids"),
     CausalLabels: on(CausalLabels, target_column="input_ids", shift=True),  # rows have labels
@@ -695,14 +707,12 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
         target_column="input_ids",
     ),
     Filter: keyed(Filter, [is_odd, never], coin),
-    FilterMap: keyed(FilterMap, [tokens_if_any], noisy_or_none),
-    FlatMap: keyed(FlatMap, [copies], random_copies, refuses_some_of_many),
     RowKeys: on(RowKeys, seed=seeds),
-    Map: keyed(Map, [longer], noisy),
     MapBlocks: on(MapBlocks, fn=st.sampled_from([every_row_thrice, tokens_only, no_rows]), parallel=threads),
     PackChunk: on(of_tokens(PackChunk), target_columns=targets, chunk_length=few, discard_long_samples=st.booleans()),
     Pad: on(Pad, length=3 * LONG, values={"input_ids": 0}),
     Rebatch: on(Rebatch),
+    SampleFunction: st.one_of(*OF_VERBS.values()),
     Scan: on(Scan, fn=counted, initial=st.just({"count": 0, "sizes": []})),
     Shuffle: on(Shuffle, buffer_size=few, seed=seeds),
     Skip: on(Skip, n=count),

@@ -33,7 +33,7 @@ from brimful.ray.spread import OneBlock, RayStage
 from brimful.rows.buffer import Unbatch
 from brimful.rows.chunks import Chunk, ConcatChunk, PackChunk
 from brimful.rows.counting import Take
-from brimful.rows.functions import Filter, Map
+from brimful.rows.functions import Filter, SampleFunction
 from brimful.rows.mixing import Concat, Interleave
 from brimful.sources.files import FromFiles
 from brimful.tables.blocks import Block
@@ -81,6 +81,15 @@ def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int
             )
         else:
             assert_exact_resume(make, max_items=20, max_resumes=20)
+
+
+@pytest.mark.parametrize("verb", draw.OF_VERBS)
+@given(data=st.data(), rows=st.integers(1, 5), size=sizes)
+@examples(30)
+def test_law_of_each_function_of_samples(verb: str, data: st.DataObject, rows: int, size: int) -> None:
+    make = data.draw(st.builds(draw.chain, draw.blocks, draw.OF_VERBS[verb]))
+    with draw.small(rows, size):
+        assert_exact_resume(make, max_items=20, max_resumes=20)
 
 
 OF_A_CLUSTER = {OneBlock, RayStage}
@@ -256,7 +265,7 @@ def test_block_and_read_sizes_never_change_what_a_source_gives(make: draw.Make, 
 
 def cut_by_time(make: draw.Make, link: draw.Link | None = None) -> draw.Make:
     """On rows that come out of a function whose blocks time ends."""
-    own = draw.chain(make, lambda upstream: Map(upstream, draw.unchanged, False))
+    own = draw.chain(make, lambda upstream: SampleFunction(upstream, "map", draw.unchanged, False))
     return own if link is None else draw.chain(own, link)
 
 

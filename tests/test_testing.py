@@ -117,7 +117,9 @@ def test_data_sets_and_batches_are_tested_by_their_iterators_too() -> None:
     rows = bf.from_sequence([{"x": number} for number in range(4)])
     assert_exact_resume(lambda: rows.shuffle(2))
     assert_exact_resume(lambda: rows.batch(2))
-    with pytest.raises(AssertionError, match=r"^Map, epoch 0, run again: item 0\['x'\]\[0\] is 5 instead of 1"):
+    with pytest.raises(
+        AssertionError, match=r"^SampleFunction, epoch 0, run again: item 0\['x'\]\[0\] is 5 instead of 1"
+    ):
         assert_exact_resume(lambda: rows.map(unsteady))
     with pytest.raises(
         AssertionError, match=r"^Dataset\(from_sequence > map\), run again: item 0\['x'\] is \d+ instead of \d+"

@@ -51,7 +51,7 @@ from brimful.rows.buffer import Rebatch, Unbatch
 from brimful.rows.chunks import Chunk, ConcatChunk, PackChunk, SlidingWindow
 from brimful.rows.columns import AddBosEos, CausalLabels, Choice, Choose, EnsureBosEos, Pad, TrainValidSplit, bos_eos_of
 from brimful.rows.counting import Enumerate, RowKeys, Skip, Stride, Take
-from brimful.rows.functions import Filter, FilterMap, FlatMap, Map, MapBlocks, Scan
+from brimful.rows.functions import Filter, MapBlocks, SampleFunction, Scan
 from brimful.rows.mixing import Concat, Interleave, Zip
 from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.tokens import Chat, Tokenize
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 Executor: TypeAlias = Literal["local", "ray"]
 """Where work runs: in this process, or on a Ray cluster."""
 
-LONG_BLOCKS: Final = (Chunk, ConcatChunk, FlatMap, MapBlocks, PackChunk)
+LONG_BLOCKS: Final = {"chunk", "concat_chunk", "flat_map", "map_blocks", "pack_chunk"}
 """A block of their input may become one of more than 4,096 rows, which is cut before others have it."""
 
 
@@ -232,7 +232,7 @@ class Dataset:
         [{'y': 2}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._called(Map, function("map", fn), seed, on_error, parallel)
+        return self._called("map", fn, seed, on_error, parallel)
 
     def filter(
         self,
@@ -260,7 +260,7 @@ class Dataset:
         [0, 2, 5, 6]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._called(Filter, function("filter", fn), seed, on_error, parallel)
+        return self._called("filter", fn, seed, on_error, parallel)
 
     def filter_map(
         self,
@@ -283,7 +283,7 @@ class Dataset:
         [{'n': 1}, {'n': 2}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._called(FilterMap, function("filter_map", fn), seed, on_error, parallel)
+        return self._called("filter_map", fn, seed, on_error, parallel)
 
     def flat_map(
         self,
@@ -304,7 +304,7 @@ class Dataset:
         [{'text': 'a'}, {'text': 'b'}, {'text': 'c'}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._called(FlatMap, function("flat_map", fn), seed, on_error, parallel)
+        return self._called("flat_map", fn, seed, on_error, parallel)
 
     def map_blocks(
         self,
@@ -1282,12 +1282,13 @@ class Dataset:
                 "collate_fn out, and return dicts of numbers, lists, 1-D tensors and texts"
             )
 
-    def _called(
-        self, stage: Callable[..., Stage[Block]], fn: Any, seed: int | None, on_error: OnError, parallel: Parallel
-    ) -> Dataset:
+    def _called(self, verb: str, fn: Any, seed: int | None, on_error: OnError, parallel: Parallel) -> Dataset:
         """A stage that calls a user's function. With a seed, each row has a key to draw random numbers by."""
+        given = function(verb, fn), seed is not None, _checked(on_error)
         rows = self.stage if seed is None else RowKeys(self.stage, seed)
-        return self._add(stage(rows, fn, seed is not None, _checked(on_error), parallel=parallel))
+        if verb == "filter":
+            return self._add(Filter(rows, *given, parallel=parallel))
+        return self._add(SampleFunction(rows, verb, *given, parallel=parallel))
 
     def _check_end(self, method: str, *, repeats: bool = False) -> None:
         """Refuses a chain whose epoch has no end, where all of it would be kept."""
@@ -1295,7 +1296,7 @@ class Dataset:
             raise ValueError(f"this data set repeats without end, and {method} keeps all of it. Call take(n) first")
 
     def _add(self, stage: Stage[Block]) -> Dataset:
-        return Dataset(Rebatch(stage) if isinstance(stage, LONG_BLOCKS) else stage, self.repeats)
+        return Dataset(Rebatch(stage) if verb_of(stage) in LONG_BLOCKS else stage, self.repeats)
 
 
 @dataclass(frozen=True, repr=False)

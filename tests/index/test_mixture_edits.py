@@ -386,3 +386,35 @@ def test_a_mixture_by_tokens_runs_forward_and_says_so() -> None:
         [next(it) for _ in range(50)]
         position = it.state_dict()["position"]
     assert len(json.dumps(position)) < 400
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_source_that_is_added_has_the_columns_of_the_mixture(streams: bool) -> None:
+    def made(names: dict[str, float]) -> Any:
+        sources = {name: bf.from_sequence([{"x": number} for number in range(300)]) for name in names}
+        sources |= {"odd": bf.from_sequence([{"x": 1, "odd": 2}] * 300)} if "odd" in names else {}
+        mixed = bf.interleave_datasets(sources, weights=names, stop="all")
+        return (mixed.stream() if streams else mixed).map(same).batch(2)
+
+    with made({"web": 1}).iter() as it:
+        first = [next(it)["x"].tolist() for _ in range(2)]
+        state = as_saved(it)
+    rest = [batch["x"].tolist() for batch in made({"web": 1, "more": 1}).iter(state, allow={"sources"})]
+    assert sorted(number for batch in first + rest for number in batch) == sorted([*range(300)] * 2)
+    if streams:
+        with pytest.raises((bf.DataError, bf.StateError), match="'odd'"):
+            list(made({"web": 1, "odd": 1}).iter(state, allow={"sources"}))
+
+
+def test_types_of_a_mixture_whose_sources_changed_are_kept_and_merge() -> None:
+    def made(names: dict[str, float]) -> Any:
+        sources = {name: source(number).map(same) for number, name in enumerate(names)}
+        return bf.interleave_datasets(sources, weights=names, stop="all").map(same).batch(3)
+
+    with draw.small(8), made({"web": 1, "code": 1}).iter() as it:
+        for _ in range(5):
+            next(it)
+        state = as_saved(it)
+        rest, later = run(made({"web": 1, "code": 1, "books": 1}).iter(state, allow={"sources"}))
+        assert run(made({"web": 1, "code": 1, "books": 1}).iter(later[4]))[0] == rest[4:]
+    assert [entry["verb"] for entry in later[4]["header"] if "types" in entry] == ["interleave_datasets", "map"]

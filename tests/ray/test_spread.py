@@ -40,7 +40,7 @@ class Here(Stage[Block]):
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         source = spread.OneBlock([])
-        job = dumps(spread.Job(self.files.elsewhere(), spread.for_worker(self.upstream, source), source))
+        job = dumps(spread.Job(self.files.elsewhere(), spread.for_worker(self.upstream, source, run), source))
 
         def open_shard(turn: int, shard: Shard, position: Position) -> OpenShard:
             pieces = spread.made_of(pickle.loads(job), shard, self.files.urls.name(shard), position)

@@ -22,6 +22,7 @@ from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running, stream_part
 from brimful.core.threads import Channel, close_together
 from brimful.plan.errors import DataError, StateError
+from brimful.tables.learnt import learn_by_whole
 
 T = TypeVar("T")
 
@@ -93,6 +94,7 @@ class RoundRobin(Stage[T]):
                     f"{world_size} also reads {', '.join(missing)}: it is the state of one rank; join those of all with "
                     "bf.merge_states"
                 )
+        learn_by_whole(self.upstream, at["epoch"], run)
         if run.replay is not None:
             at["streams"] = {stream: entry for stream, entry in at["streams"].items() if int(stream) in own}
             for stream, entry in at["streams"].items():  # each by itself, as other ranks may read it with others

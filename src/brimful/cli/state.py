@@ -13,6 +13,7 @@ import typer
 from brimful.cli.options import is_store, load_json, printable
 from brimful.cli.words import ClearCommand
 from brimful.console import stdout
+from brimful.core.header import TYPES
 from brimful.core.stage import END
 from brimful.core.states import from_text, is_text
 from brimful.store.index import folder_of
@@ -148,7 +149,7 @@ def _stages(header: list[dict[str, Any]], depth: int) -> Iterator[tuple[int, str
     for stage in header:
         for branch in stage.get("datasets", ()):
             yield from _stages(branch, depth + 1)
-        settings = {name: value for name, value in stage.items() if name not in ("verb", "datasets")}
+        settings = {name: value for name, value in stage.items() if name not in ("verb", "datasets", TYPES)}
         yield depth, f"{stage.get('verb', '')}{_settings(settings)}"
 
 

@@ -3,8 +3,9 @@ the setting and both values."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import isfinite
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from brimful.core.stage import Stage
 
 VERSION: Final = 5
+TYPES: Final = "types"
+"""The name under which the header of a state has the types that a stage has learnt."""
 
 
 def header_of(stage: Stage[Any]) -> list[Any]:
@@ -30,10 +33,65 @@ def header_of(stage: Stage[Any]) -> list[Any]:
     served: dict[str, Any] = {}
     if len(below) == 1 and below[0] and "verb" not in below[0][-1]:
         served = below[0].pop()
-    own = served | stage.settings() | ({"datasets": below} if len(below) > 1 else {})
+    own = served | stage.settings() | ({"datasets": below} if _branches(stage) else {})
     if verb := verb_of(stage):
         own = {"verb": verb} | own
-    return [*(below[0] if len(below) == 1 else ()), *([own] if own else [])]
+    return [*(() if _branches(stage) else below[0] if below else ()), *([own] if own else [])]
+
+
+def _branches(stage: Stage[Any]) -> bool:
+    """Whether what it reads stands in its entry: of data sets with names there may be one."""
+    return len(stage.inputs) > 1 or bool(getattr(stage, "names", ()))
+
+
+def in_header(stage: Stage[Any], header: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+    """The entry of a stage in the header of a chain that may have other data sets; None where it has none; and the headers of
+    what the stage reads: by name, where that has names."""
+    left = [*header] if isinstance(header, list) else []
+    entry = left.pop() if left and (verb := verb_of(stage)) and left[-1].get("verb") == verb else None
+    if not _branches(stage):
+        return entry, [left] * len(stage.inputs)
+    saved, names = [*(entry or {}).get("datasets", ())], getattr(stage, "names", ())
+    if names and entry is not None and "sources" in entry:
+        by_name = dict(zip(entry["sources"], saved))
+        return entry, [by_name.get(name, []) for name in names]
+    return entry, (saved + [[]] * len(stage.inputs))[: len(stage.inputs)]
+
+
+def paired(stage: Stage[Any], header: Any) -> Iterator[tuple[Stage[Any], dict[str, Any]]]:
+    """The stages of a chain that have an entry in a header, each with it."""
+    entry, parts = in_header(stage, header)
+    for one, part in zip(stage.inputs, parts):
+        yield from paired(one, part)
+    if entry is not None:
+        yield stage, entry
+
+
+def types_in(entry: dict[str, Any]) -> Any:
+    """The types that a stage had learnt, as plain JSON; None: none."""
+    return entry[TYPES]["columns"] if TYPES in entry else None
+
+
+def stages_in(header: Any) -> Iterator[dict[str, Any]]:
+    """What a header says of each stage that has a verb, from the sources on."""
+    for one in header if isinstance(header, list) else ():
+        for branch in one.get("datasets", ()):
+            yield from stages_in(branch)
+        if "verb" in one:
+            yield one
+
+
+def learners(stage: Stage[Any]) -> list[Any]:
+    """The `Learnt` of each stage that has a verb, in the order of `stages_in`; None of those that have none."""
+    below = [learnt for one in stage.inputs for learnt in learners(one)]
+    return [*below, getattr(stage, "learnt", None)] if verb_of(stage) else below
+
+
+def without_types(header: Any) -> tuple[Any, list[list[Any]]]:
+    """A header less the types that stages have learnt, and these, in the order of `stages_in`, each in a list; which is empty for
+    those that have none."""
+    bare = copy.deepcopy(header)
+    return bare, [[one.pop(TYPES)] if TYPES in one else [] for one in stages_in(bare)]
 
 
 def described(value: Any) -> Any:
@@ -198,7 +256,8 @@ def header_difference(
         if found := header_difference(*policies, allow | {"sort"}, f"{owner}policy", "policy"):
             return found
         idle = ["seed"] if any(saved.get(name) is ours.get(name) is False for name in SHUFFLES) else []
-        passed = {*allow - {"rows"}, *idle}  # a header has the number of rows by this name
+        learnt = [TYPES] if "verb" in ours else []
+        passed = {*allow - {"rows"}, *idle, *learnt}  # a header has the number of rows by this name
         names = [name for name in (*ours, *(name for name in saved if name not in ours)) if name not in passed]
         pairs = [(saved.get(name), ours.get(name), f"{owner}{name}", name) for name in names]
     else:

@@ -18,7 +18,7 @@ import numpy as np
 from brimful.core.ahead import then
 from brimful.core.counters import COUNTERS, Counters, apart
 from brimful.core.facts import shown
-from brimful.core.header import VERSION, allowed, check_header, header_difference, header_of
+from brimful.core.header import VERSION, allowed, check_header, header_difference, header_of, learners, paired, types_in
 from brimful.core.replay import as_saved, edited, shards_differ
 from brimful.core.run import JOIN_SECONDS, Run, check_process, runs_here
 from brimful.core.stage import END, Stage, State
@@ -68,7 +68,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
             COUNTERS.set, counters
         )  # before the first use: of indexed data a filter counts what it leaves out
         self.stats: Stats = Stats(counters, self._run)
-        self._stage = stage
+        self._stage, self._learners = stage, learners(stage)
         try:
             if state_dict is None:
                 self._header = self._context.run(header_of, stage)
@@ -138,7 +138,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
         """A function that returns the `state_dict` of this moment, whenever you call it. Price: 1 us, because states do
         not change.
         """
-        return partial(sealed, self._header, self._state)
+        return partial(self._sealed, self._state, self._run.types.copy())
+
+    def _sealed(self, position: State, types: dict[object, Any]) -> dict[str, Any]:
+        return sealed(self._header, position, map(types.get, self._learners))
 
     @property
     def position(self) -> State:
@@ -243,11 +246,15 @@ class ResumableIterator(Iterator[T], Generic[T]):
         if "rows" in allow and (differs := header_difference(saved, header, allow - {"rows"})):
             words = f"{differs.name} was {differs.saved} when this state was saved, and is {differs.ours} here"
             self._run.other_rows(words)
+        known = [(getattr(one, "learnt", None), types_in(entry)) for one, entry in paired(stage, saved)]
+        self._run.types |= {learnt: types for learnt, types in known if types is not None}
         if "urls" in allow:
             self._run.shards = shards_differ(saved, header)
-        self._stage = self._context.run(edited, stage, position, saved)
+        with self._run.entered():
+            self._stage = self._context.run(edited, stage, position, saved)
         if self._stage is not stage:
             header, _ = self._context.run(apart, header_of, self._stage)
+        self._learners = learners(self._stage)
         return header, position
 
 

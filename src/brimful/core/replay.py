@@ -11,7 +11,7 @@ from operator import is_
 from typing import Any, Final, Protocol, TypeVar
 
 from brimful.core.counters import COUNTERS, quiet_counters
-from brimful.core.facts import verb_of
+from brimful.core.header import in_header
 from brimful.core.run import Run
 from brimful.core.stage import Stage, State, running, with_inputs
 from brimful.plan.errors import logger
@@ -84,7 +84,9 @@ def whole_step(items: Iterator[T], count: int, run: Run) -> Iterator[T]:
 
 def replayed(stage: Stage[Any], at: State, step: int = 1) -> list[Replayed]:
     """The runs that lead to the last of the next `step` items after a state."""
-    run = Run()
+    outer = Run.here()
+    run = Run(outer)
+    run.wholes = {} if outer is None else outer.wholes
     run.replay = found = list[Replayed]()
     context = copy_context()
     context.run(COUNTERS.set, quiet_counters())
@@ -136,27 +138,10 @@ _SHOWN: Final = 8
 def _rewritten(stage: Stage[T], header: Any, change: Callable[[Any, Any], Any]) -> Stage[T]:
     """The chain with each mixture as `change` makes it, which is called with it and its entry in a header, from the sources on.
     What it leaves as it is stays the same object."""
-    left = [*header] if isinstance(header, list) else []
-    below = stage.inputs
-    mixes = hasattr(stage, "before_edit")
-    entry: Any = None
-    if mixes or len(below) > 1:
-        while left and left[-1].get("verb") != verb_of(stage):
-            left.pop()
-        entry = left.pop() if left else None
-    parts = [left] if len(below) == 1 else _of_each(stage, len(below), entry or {})
-    inputs = tuple(_rewritten(one, part, change) for one, part in zip(below, parts))
-    own = stage if all(map(is_, inputs, below)) else with_inputs(stage, *inputs)
-    return change(own, entry) if mixes and entry is not None else own
-
-
-def _of_each(stage: Stage[Any], count: int, entry: Mapping[str, Any]) -> list[Any]:
-    """The headers of the data sets of a stage: by name, where they have names."""
-    saved, names = entry.get("datasets", ()), getattr(stage, "names", ())
-    if not names or "sources" not in entry:
-        return [*saved, *[[]] * (count - len(saved))][:count]
-    by_name = dict(zip(entry["sources"], saved))
-    return [by_name.get(name, []) for name in names]
+    entry, parts = in_header(stage, header)
+    inputs = tuple(_rewritten(one, part, change) for one, part in zip(stage.inputs, parts))
+    own = stage if all(map(is_, inputs, stage.inputs)) else with_inputs(stage, *inputs)
+    return change(own, entry) if entry is not None and hasattr(own, "before_edit") else own
 
 
 def _first(stage: Stage[Any], at: State, run: Run, step: int) -> None:

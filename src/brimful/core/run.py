@@ -48,6 +48,9 @@ class Run:
 
     Attributes:
         pools: workers that streams and epochs share, by the id of their maker.
+        types: those that its stages have learnt, or that its state has, as plain JSON, by their `Learnt`. All runs of a loader
+            share them.
+        wholes: of stages that streams run parts of, what learns the types of all parts, by their `Learnt`.
         made: what each batch on its way to the consumer holds, in the order in which they were made; None: nobody counts them.
         device_seconds: of the consumer's `next` in which it waited for its own device to catch up, not for data.
         handled: the id of the exception that whoever consumes handles meanwhile, and is none of ours.
@@ -63,6 +66,8 @@ class Run:
         self.owner: Run | None = owner if owner is None or owner.owner is None else owner.owner
         self.process: int = os.getpid()
         self.pools: dict[int, Any] = {}
+        self.types: dict[object, Any] = {} if self.owner is None else self.owner.types
+        self.wholes: dict[object, Any] = {}
         self.made: deque[Any] | None = None
         self.device_seconds: float = 0.0
         self.handled: int = id(None)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 from zlib import crc32
 
-from brimful.core.header import VERSION
+from brimful.core.header import TYPES, VERSION, stages_in, without_types
 from brimful.core.stage import State
 from brimful.plan.errors import StateError, integer
 
@@ -59,7 +59,8 @@ def _holds_a_place(state: State) -> bool:
 
 def _merged(one: State, other: State, path: str, number: int) -> State:
     if isinstance(one, dict) and isinstance(other, dict):
-        if not path.endswith(".streams") and one.keys() != other.keys():
+        of_one = {TYPES} if "verb" in one else set()  # a rank may know them before others do
+        if not path.endswith(".streams") and (one.keys() ^ other.keys()) - of_one:
             _differ(path, sorted(one), sorted(other), number)
         shared = {
             name: _merged(value, other[name], f"{path}.{name}", number) for name, value in one.items() if name in other
@@ -82,9 +83,12 @@ def _differ(path: str, one: State, other: State, number: int) -> None:
     )
 
 
-def sealed(header: Any, position: State) -> dict[str, Any]:
-    """A state, of its own parts: with a checksum of header and position, and of the entries of streams, which ranks save apart,
-    one each.
+def sealed(header: Any, position: State, types: Iterable[Any] = ()) -> dict[str, Any]:
+    """A state, of its own parts: with a checksum of header and position. What ranks save apart has one each: the entries of
+    streams, and the types of a stage, which a rank may know before others do.
+
+    Args:
+        types: those that the stages of the header have learnt, as plain JSON, in the order of `header.stages_in`; None: not yet.
 
     >>> state = sealed({"type": "streams"}, {"next": 2, "streams": {"1": "end"}})
     >>> state["position"]["streams"]["1"][0], position_of(state)
@@ -94,7 +98,11 @@ def sealed(header: Any, position: State) -> dict[str, Any]:
     checksum = _checksum([header, rest])
     marked = {stream: [entry, _checksum([checksum, stream, entry])] for stream, entry in entries.items()}
     state = {"version": VERSION, "header": header, "position": _with_streams(rest, marked), "crc32": checksum}
-    return cast(dict[str, Any], json.loads(json.dumps(state)))
+    made, known = json.loads(json.dumps([state, [*types]]))
+    for number, (stage, columns) in enumerate(zip(stages_in(made["header"]), known)):
+        if columns is not None:
+            stage[TYPES] = {"columns": columns, "crc32": _checksum([checksum, number, columns])}
+    return cast(dict[str, Any], made)
 
 
 def position_of(state: dict[str, Any]) -> State:
@@ -105,11 +113,16 @@ def position_of(state: dict[str, Any]) -> State:
     """
     try:
         rest, marked = _without_streams(state["position"])
-        checksum = _checksum([state["header"], rest])
+        header, types = without_types(state["header"])
+        checksum = _checksum([header, rest])
         found = {"its position": (state["crc32"], checksum)} | {
             f"stream {stream}": (mark, _checksum([checksum, stream, entry])) for stream, (entry, mark) in marked.items()
         }
-    except (TypeError, ValueError, RecursionError) as error:
+        for number, (stage, known) in enumerate(zip(stages_in(header), types)):
+            for learnt in known:
+                now = _checksum([checksum, number, learnt["columns"]])
+                found[f"the types of stage {number}, {stage['verb']},"] = learnt["crc32"], now
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StateError(f"this state is damaged: its position has another form ({error}); {_DAMAGED}") from error
     for what, (saved, now) in found.items():
         if saved != now:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cached_property
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-__all__ = ["once", "settings_of"]
+__all__ = ["computed_once", "once", "settings_of"]
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from functools import cached_property as once
@@ -33,16 +36,22 @@ else:
         def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
             if instance is None:
                 return self
-            kept, name = vars(instance), self.attrname
-            if name not in kept:
-                key = id(instance), name
-                try:
-                    with _LOCKS.setdefault(key, RLock()):  # one for all threads which want this now
-                        if name not in kept:
-                            kept[name] = self.func(instance)
-                finally:
-                    _LOCKS.pop(key, None)
-            return kept[name]
+            return computed_once(instance, self.attrname, lambda: self.func(instance))
+
+
+def computed_once(owner: object, name: str, compute: Callable[[], T]) -> T:
+    """The attribute `name` of an object, computed at its first use: as `once`, for one who knows more than the object does."""
+    kept = vars(owner)
+    if name not in kept:
+        key = id(owner), name
+        try:
+            with _LOCKS.setdefault(key, RLock()):  # one for all threads which want this now
+                if name not in kept:
+                    kept[name] = compute()
+        finally:
+            _LOCKS.pop(key, None)
+    found: T = kept[name]
+    return found
 
 
 def settings_of(description: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
@@ -18,13 +18,13 @@ from brimful.core.stage import END, Stage, State, not_in_state, running, with_in
 from brimful.core.threads import read_ahead
 from brimful.plan.errors import logger
 from brimful.ray.cluster import Cluster, check_address
-from brimful.rows.functions import ByBlock
-from brimful.rows.parallel import BlockFunction
+from brimful.rows.parallel import Caller, FunctionStage
 from brimful.sources.files import FromFiles
 from brimful.sources.format import Position, RowsAt, ShardReader, no_rows
 from brimful.sources.rotation import OpenShard
 from brimful.sources.urls import Shard
 from brimful.tables.blocks import Block, concat
+from brimful.tables.learnt import Learnt, schema_of
 from brimful.tables.origins import ORIGIN
 from brimful.tables.ragged import EMPTY, numpy_of
 
@@ -62,7 +62,7 @@ class RayStage(Stage[Block]):
         files = self._files
         source = OneBlock([])
         with LogCapture():  # what is logged over the first rows, tasks log too
-            chain = for_worker(self.upstream, source)
+            chain = for_worker(self.upstream, source, run)
         with Cluster(self.address) as cluster:
             job = cluster.put(Job(files.elsewhere(), chain, source))
 
@@ -116,12 +116,15 @@ def spread(stage: Stage[Block], address: str | None) -> Stage[Block]:
     return top
 
 
-def for_worker(stage: Stage[Any], source: Stage[Any]) -> Stage[Any]:
+def for_worker(stage: Stage[Any], source: Stage[Any], run: Run) -> Stage[Any]:
     """The chain as another process runs it over some rows, which `source` gives: it needs nothing of this one."""
     if not stage.inputs:
         return source
-    own: Stage[Any] = stage.for_worker() if isinstance(stage, BlockFunction | ByBlock) else stage
-    return with_inputs(own, *(for_worker(one, source) for one in stage.inputs))
+    own = stage
+    if isinstance(stage, FunctionStage):
+        learnt = None if stage.learnt is None else Learnt(schema_of(cast(Caller, stage), run))
+        own = replace(stage, parallel=stage.parallel.for_worker, learnt=learnt)
+    return with_inputs(own, *(for_worker(one, source, run) for one in stage.inputs))
 
 
 def _words(name: str, unit: str, at: Position) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.counters import Counts, add_counts, apart
-from brimful.core.facts import Facts, facts_of, refuse_streams, verb_of
+from brimful.core.facts import Facts, facts_of, following, refuse_streams, verb_of
 from brimful.core.header import described
 from brimful.core.repeat import EmptyEpochGuard, reached
 from brimful.core.run import Run
@@ -21,15 +21,14 @@ from brimful.plan.errors import StateError
 from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
 from brimful.plan.schedule import Schedule, Segment, check, owed_after, segments_of
 from brimful.rows.buffer import ReplayBuffer
-from brimful.rows.functions import Typed
 from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal, union_of
+from brimful.tables.learnt import Learnt, known_by, schema_of
 from brimful.tables.ragged import EMPTY, array_of, token_counts
-from brimful.tables.schema import as_text, from_text
 
 
 @dataclass(frozen=True)
-class Interleave(Typed):
+class Interleave(Stage[Block]):
     """Rows of each in stratified order (`plan.mix.due`), by weights that may change (`plan.schedule`). `stop` says what happens
     where a data set is due that has ended:
 
@@ -63,6 +62,7 @@ class Interleave(Typed):
     """What a state says of how many stages draw random numbers here; None: as many as do."""
     saved: Mapping[str, Any] | None = not_in_state(None)
     """The entry of the header that a state was saved with, where it has other weights or sources."""
+    learnt: Learnt = field(default_factory=Learnt, kw_only=True, compare=False, repr=False, metadata={"runtime": True})
 
     def __post_init__(self) -> None:
         check(len(self.upstreams), self.weights, self.stop)
@@ -72,7 +72,7 @@ class Interleave(Typed):
 
     def facts(self, *inputs: Facts) -> Facts:
         least = any if self.stop == "first" else all
-        found = super().facts(*inputs)
+        found = following(self, *inputs, **known_by(self))
         return replace(
             found,
             ends=lambda: least(one.ends() for one in inputs),
@@ -90,12 +90,9 @@ class Interleave(Typed):
         return {"epoch": epoch, "sources": begun}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        epoch, text = at["epoch"], at.get("types", "")
-        schema = from_text(text) if text else self.schema
-        text = text or as_text(schema)
-        course = _WeightsNow(
-            self.weights if self.saved is None else weights_saved(self.saved, self.keys), self.keys, at
-        )
+        epoch, schema = at["epoch"], schema_of(self, run)
+        weights = self.weights if self.saved is None else weights_saved(self.saved, self.keys)
+        course = _WeightsNow(weights, self.keys, at)
         replay = None
         if run.replay is not None and self.saved is not None:
             self._require_sources(at, keys_of(self.saved))
@@ -134,7 +131,7 @@ class Interleave(Typed):
                     return
                 block = _serve(sources, self.length_column, schema, course.left(sources))
                 states = {name: source.state(epoch) for name, source in zip(self.keys, sources)}
-                state = {"epoch": epoch, "sources": states, "types": text, **course.state}
+                state = {"epoch": epoch, "sources": states, **course.state}
                 if replay is not None:
                     replay.place = course.served(sources)
 
@@ -142,11 +139,10 @@ class Interleave(Typed):
         def part(weights: Any) -> Any:
             return weights.of_stream(number, count) if isinstance(weights, Schedule) else weights
 
-        own = super().for_stream(number, count)
         if self.saved is None:
-            return replace(own, weights=part(self.weights))
+            return replace(self, weights=part(self.weights))
         saved = {**self.saved, "weights": described(part(weights_saved(self.saved, keys_of(self.saved))))}
-        return replace(own, weights=part(self.weights), saved=saved)
+        return replace(self, weights=part(self.weights), saved=saved)
 
     def as_saved(self, entry: Mapping[str, Any]) -> Interleave:
         """The same with what the header of a state says and no code does."""
@@ -176,7 +172,7 @@ class Interleave(Typed):
                 "state"
             )
 
-    def first_types(self) -> pa.Schema:
+    def first_types(self, epoch: int) -> pa.Schema:
         return union_of(self.upstreams, "interleave_datasets")
 
     def _settle(self, sources: list[_Source], course: _WeightsNow) -> bool:
@@ -339,9 +335,9 @@ class _Replay:
         if id(self._at) in parts:
             sources = {key: one for key, one in self._at["sources"].items() if key in self._mixture.keys}
             before = self._course.between(self._began.get("since", 0), self._until)
-            known = {name: self._at[name] for name in ("epoch", "types") if name in self._at}
+            epoch = self._at["epoch"]
             self._at.clear()
-            self._at.update(known, sources=sources, **self._began, **({"before": before} if before else {}))
+            self._at.update(epoch=epoch, sources=sources, **self._began, **({"before": before} if before else {}))
             return verb_of(self._mixture), self._until
         if self._until:
             saved, ours = (self._mixture.saved or {})["weights"], described(self._mixture.weights)
@@ -486,26 +482,26 @@ def weights_saved(entry: Mapping[str, Any], keys: Sequence[str]) -> tuple[float,
 
 
 @dataclass(frozen=True)
-class Concat(Typed):
+class Concat(Stage[Block]):
     """All rows of the first, then all of the second, and so on, in the columns of all of them.
 
-    State: [epoch, which one, its state, the types as text].
+    State: {"epoch", "source": which one, "rows": its state}.
     """
 
     verb = "concat_datasets"
 
     upstreams: tuple[Stage[Block], ...]
+    learnt: Learnt = field(default_factory=Learnt, kw_only=True, compare=False, repr=False, metadata={"runtime": True})
 
     def facts(self, *inputs: Facts) -> Facts:
-        return replace(super().facts(*inputs), nulls=nulls_of(*inputs))
+        return following(self, *inputs, nulls=nulls_of(*inputs), **known_by(self))
 
     def start(self, epoch: int) -> State:
-        return [epoch, 0, self.upstreams[0].start(epoch), ""]
+        return {"epoch": epoch, "source": 0, "rows": self.upstreams[0].start(epoch)}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        epoch, number, before, text = at
-        schema = from_text(text) if text else self.schema
-        text = text or as_text(schema)
+        epoch, number, before = at["epoch"], at["source"], at["rows"]
+        schema = schema_of(self, run)
         for which in range(number, len(self.upstreams)):
             if which > number:
                 before = self.upstreams[which].start(epoch)
@@ -513,13 +509,14 @@ class Concat(Typed):
                 for block, after in items:
                     out = conformed(block, schema, verb_of(self), which) if block.num_rows else block
                     if after != END:
-                        yield out, [epoch, which, after, text]
+                        yield out, {"epoch": epoch, "source": which, "rows": after}
                     elif which + 1 < len(self.upstreams):
-                        yield out, [epoch, which + 1, self.upstreams[which + 1].start(epoch), text]
+                        begun = self.upstreams[which + 1].start(epoch)
+                        yield out, {"epoch": epoch, "source": which + 1, "rows": begun}
                     else:
                         yield out, END
 
-    def first_types(self) -> pa.Schema:
+    def first_types(self, epoch: int) -> pa.Schema:
         return union_of(self.upstreams, "concat_datasets")
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, get_args
 
-from brimful.core.facts import Facts, facts_of, row_by_row
+import pyarrow as pa
+
+from brimful.core.facts import Facts, facts_of, following, row_by_row
 from brimful.core.processes import DiedError, Remote, UnsentError
+from brimful.core.repeat import EmptyEpochGuard
 from brimful.core.run import Run
 from brimful.core.stage import Stage, State, with_inputs
 from brimful.core.threads import Workers, map_ahead
@@ -19,7 +22,9 @@ from brimful.plan.once import once
 from brimful.rows.buffer import Rebatch
 from brimful.rows.pace import Pace
 from brimful.tables.blocks import Block, concat, rows_at
+from brimful.tables.learnt import FirstCalls, Learner, Learnt, known_by, learn_schema, schema_of
 from brimful.tables.origins import where
+from brimful.tables.ragged import EMPTY
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -178,8 +183,77 @@ class _Pool(NamedTuple):
 SERIAL: Final = Parallel()
 
 
+DETACHED: Final = cast(Stage[Block], None)
+"""The upstream of a stage that is sent elsewhere to call its function: the chain and its data stay here."""
+
+
+class Fitted(NamedTuple):
+    """The block that a worker has made of its results."""
+
+    block: Block
+
+
+class Caller(Learner, Protocol):
+    """A stage that calls a function on blocks, and makes blocks of the results."""
+
+    def start(self, epoch: int) -> State: ...
+
+    def calls(
+        self, at: State, run: Run, schema: Callable[[], pa.Schema | None]
+    ) -> Generator[CallResult[Any], None, None]:
+        """The results for the blocks that follow a state, and the state after each. `schema` gives what they are fitted to, None
+        while that is not known."""
+
+    def types_of(self, given: Sequence[Any]) -> tuple[pa.Schema, bool]:
+        """The types of some results, and whether they are complete: see `schema.types_of`."""
+
+    def finish(self, block: Block, made: Any, schema: pa.Schema | None) -> Block:
+        """The results for a block that has rows, in the columns and types of a schema."""
+
+
+def typed_blocks(stage: Caller, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
+    """What a stage makes of the blocks that follow a state, in the types of its first results. A run from the start of epoch 0
+    holds these until their types are known. A run of a later epoch, or of a stream, calls the function for them once more, unless
+    a state has them."""
+    schema = stage.learnt.known(run)
+    of_whole = not schema and stage.learnt in run.wholes
+    if of_whole or (schema is None and at != stage.start(0)):
+        schema = schema_of(stage, run)
+    with closing(stage.calls(at, run, lambda: schema or None)) as calls:
+        results: Iterator[CallResult[Any]] = calls
+        if not schema:  # not known, or epoch 0 has no result: those of this run
+            first = _first_calls(stage, calls)
+            schema, results = first.schema, first.calls
+            if schema:
+                stage.learnt.keep(run, schema)
+        yield from joined(results, lambda one: EMPTY if one.made is None else _finished(stage, one, schema))
+
+
+def first_types_of(stage: Caller, epoch: int) -> pa.Schema:
+    """The types of the first results of an epoch."""
+    run = Run(Run.here())
+    try:
+        with run.entered(), closing(stage.calls(stage.start(epoch), run, lambda: None)) as calls:
+            first = _first_calls(stage, calls)
+            if first.error is not None and not first.schema.names:
+                raise first.error
+            return first.schema
+    finally:
+        run.close()
+
+
+def _first_calls(stage: Caller, calls: Iterator[CallResult[Any]]) -> FirstCalls[CallResult[Any]]:
+    waiting = EmptyEpochGuard(cast(Stage[Any], stage), None)
+
+    def results(one: CallResult[Any]) -> Any:
+        waiting.saw(0 if one.made is None else len(one.made), one.after)
+        return one.made
+
+    return learn_schema(calls, results, stage.types_of)
+
+
 def joined(
-    calls: Iterable[CallResult[Made]], block_of: Callable[[CallResult[Made]], Block]
+    calls: Iterable[CallResult[Any]], block_of: Callable[[CallResult[Any]], Block]
 ) -> Iterator[tuple[Block, State]]:
     """Joins what `block_of` makes of the parts of each block; its state is that of its last part."""
     blocks: list[Block] = []
@@ -190,37 +264,61 @@ def joined(
             blocks = []
 
 
-DETACHED: Final = cast(Stage[Block], None)
-"""The upstream of a stage that is sent elsewhere to call its function: the chain and its data stay here."""
+def _finished(stage: Caller, one: CallResult[Any], schema: pa.Schema | None) -> Block:
+    return one.made.block if isinstance(one.made, Fitted) else stage.finish(one.block, one.made, schema)
 
 
 @dataclass(frozen=True)
-class BlockFunction(Stage[Block]):
-    """Abstract: takes a block and gives a block, by a function that may take long. Blocks without rows pass through as they are.
-    State: see `Rebatch`."""
+class FunctionStage(Stage[Block]):
+    """Abstract: calls a function that may take long on blocks, perhaps in workers.
+
+    If it learns types (then it is a `Caller`), all results must fit those of the first 32, or of up to 1,000 while a column of
+    them is null or absent. Else its results are blocks as they are, and blocks without rows pass through.
+
+    State: see `Rebatch`.
+    """
 
     upstream: Stage[Block]
     parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
+    learnt: Learnt | None = field(default=None, kw_only=True, compare=False, repr=False, metadata={"runtime": True})
+
+    by_row: ClassVar[bool] = True
+    """Whether it is called with rows, and not with blocks as they come."""
 
     def facts(self, *inputs: Facts) -> Facts:
-        return row_by_row(self, inputs[0], cut_by_time=self.parallel.by_time or inputs[0].cut_by_time)
-
-    @once
-    def _pace(self) -> Pace:
-        return self.parallel.pace
-
-    def for_worker(self) -> BlockFunction:
-        """The same in one of many tasks."""
-        return replace(self, parallel=self.parallel.for_worker)
+        known = {} if self.learnt is None else known_by(cast(Caller, self))
+        if not self.by_row:
+            return following(self, *inputs, cut_by_time=False, seam="passes", **known)
+        return row_by_row(self, *inputs, cut_by_time=self.parallel.by_time or inputs[0].cut_by_time, **known)
 
     def start(self, epoch: int) -> State:
-        return Rebatch(self.upstream).start(epoch)
+        return Rebatch(self._read).start(epoch)
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        alone = replace(self, upstream=DETACHED)
-        fn = alone.apply if self.parallel.executor_type == "process" else alone.begin
-        with closing(self.parallel.calls(fn, self.upstream, at, run, self.called_as, pace=self._pace)) as calls:
-            yield from joined(calls, _done)
+        if self.learnt is not None:
+            yield from typed_blocks(cast(Caller, self), at, run)
+            return
+        with closing(self.calls(at, run, lambda: None)) as calls:
+            yield from joined(
+                calls, lambda one: one.block if one.made is None else self.finish(one.block, one.made, None)
+            )
+
+    def calls(
+        self, at: State, run: Run, schema: Callable[[], pa.Schema | None]
+    ) -> Generator[CallResult[Any], None, None]:
+        alone = replace(self, upstream=DETACHED, learnt=None)
+        return self.parallel.calls(alone.called, self._read, at, run, self.called_as, lambda: (schema(),), self._pace)
+
+    def called(self, block: Block, schema: pa.Schema | None) -> Any:
+        """The results for one block that has rows, fitted to a schema if it is known."""
+        made = self.work(block)
+        if schema is not None:
+            return Fitted(self.finish(block, made, schema))
+        return made() if callable(made) and self.parallel.executor_type == "process" else made
+
+    def first_types(self, epoch: int) -> pa.Schema:
+        """The types of the first results of an epoch, of what learns them."""
+        return first_types_of(cast(Caller, self), epoch)
 
     @property
     @abstractmethod
@@ -228,12 +326,23 @@ class BlockFunction(Stage[Block]):
         """The name of the call in messages."""
 
     @abstractmethod
-    def apply(self, block: Block) -> Block:
-        """The result for one block that has rows."""
+    def work(self, block: Block) -> Any:
+        """The results for one block that has rows; or a function that waits for work in the background and then gives them."""
 
-    def begin(self, block: Block) -> Block | Callable[[], Block]:
-        """As `apply`; or a function that waits for work in the background and then gives the block."""
-        return self.apply(block)
+    def finish(self, block: Block, made: Any, schema: pa.Schema | None) -> Block:
+        """The block that is made of the results for a block."""
+        done: Block = made() if callable(made) else made
+        return done
+
+    @once
+    def _pace(self) -> Pace | None:
+        """Of a function of rows, of which nobody knows yet how long it takes; None: it gets whole blocks."""
+        return self.parallel.pace if self.by_row else None
+
+    @once
+    def _read(self) -> Stage[Block]:
+        """What it reads. A function of whole blocks may make something else of others, so these are the same in each run."""
+        return self.upstream if self.by_row else uncut(self.upstream)
 
 
 def uncut(stage: Stage[T]) -> Stage[T]:
@@ -243,9 +352,3 @@ def uncut(stage: Stage[T]) -> Stage[T]:
     own = with_inputs(stage, *map(uncut, stage.inputs))
     parallel: Parallel | None = getattr(own, "parallel", None)
     return own if parallel is None else replace(cast(Any, own), parallel=replace(parallel, by_time=False))
-
-
-def _done(one: CallResult[Block | Callable[[], Block]]) -> Block:
-    if one.made is None:
-        return one.block
-    return one.made() if callable(one.made) else one.made

@@ -29,7 +29,7 @@ from brimful.encoding.engines import EngineError
 from brimful.encoding.turns import ChatTemplate, Turns
 from brimful.plan.errors import PANIC, DataError, StageError, is_failure
 from brimful.plan.once import once
-from brimful.rows.parallel import BlockFunction
+from brimful.rows.parallel import FunctionStage
 from brimful.tables.blocks import Block
 from brimful.tables.origins import HIDDEN, where
 from brimful.tables.ragged import (
@@ -50,7 +50,7 @@ _REMEDY: Final = (
 
 
 @dataclass(frozen=True)
-class Tokenize(BlockFunction):
+class Tokenize(FunctionStage):
     """Adds the tokens (int32) of text columns; the state is passed on. No two threads use one clone of the tokenizer at once.
 
     Args:
@@ -89,10 +89,7 @@ class Tokenize(BlockFunction):
         """Whether single texts become tokens and nothing else; the tokenizer itself does the rest."""
         return len(self.output_column) == len(self.column) and not self.extra_outputs
 
-    def apply(self, block: Block) -> Block:
-        return self.begin(block)()
-
-    def begin(self, block: Block) -> Callable[[], Block]:
+    def work(self, block: Block) -> Callable[[], Block]:
         for name in self.output_column:
             if name in block.schema.names and name in self.tokenized:
                 raise DataError(
@@ -220,7 +217,7 @@ _REFUSED: Final = (
 
 
 @dataclass(frozen=True)
-class Chat(BlockFunction):
+class Chat(FunctionStage):
     """Adds the tokens of a conversation and its labels, int32 both; the state is passed on. No two threads use one clone of
     the tokenizer at once.
 
@@ -267,7 +264,7 @@ class Chat(BlockFunction):
     def called_as(self) -> str:
         return "chat"
 
-    def apply(self, block: Block) -> Block:
+    def work(self, block: Block) -> Block:
         for name in (*self.output, LABELS):
             if block.schema.get_field_index(name) >= 0:
                 raise DataError(f"chat: there is a column {name!r} already ({where(block, 0)}); drop or rename it")

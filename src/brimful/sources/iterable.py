@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import GEN_CREATED, getgeneratorstate
 from itertools import chain, islice
 from typing import Any, Final
@@ -11,41 +12,104 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from brimful.core.facts import Facts, following
 from brimful.core.run import Run
-from brimful.core.stage import END, State, not_in_state
+from brimful.core.stage import END, Stage, State, not_in_state
 from brimful.plan.errors import StageError, StateError, name_of
 from brimful.rows.buffer import check_rows
-from brimful.rows.functions import Typed
 from brimful.sources.data_libraries import in_epoch, rows_of, stored, tables_of
 from brimful.tables.blocks import Block, Sample, as_sample, concat, from_samples, rows_at
 from brimful.tables.checksums import checksums, in_state
+from brimful.tables.learnt import FirstCalls, Learnt, known_by, learn_schema, schema_of
 from brimful.tables.origins import ORIGIN, origins
 from brimful.tables.ragged import EMPTY, with_column
-from brimful.tables.schema import (
-    OF_RESULTS,
-    SAMPLE_ROWS,
-    MisfitError,
-    as_text,
-    conform,
-    conform_rows,
-    first_rows,
-    from_text,
-    infer,
-    samples_in,
-    settled,
-    united,
-)
+from brimful.tables.schema import OF_RESULTS, SAMPLE_ROWS, MisfitError, conform, conform_rows, settled, types_of, united
 
 ROWS: Final = 256
 
 
 @dataclass(frozen=True)
-class FromIterable(Typed):
-    """The samples of an iterable, in the types of its first 32, or up to 1,000 while a column is null or absent.
+class FromAnew(Stage[Block]):
+    """Abstract: rows of an object of the user's, which is read from its start for each epoch and each resume. All rows have the
+    types of the first ones.
 
-    State: [epoch, rows handed on, the types as text, rows before the last block, its checksums]; a resume iterates over all those
-    rows again, and compares the last block.
+    State: [epoch, rows handed on, rows before the last block, its checksums]; a resume reads all those rows again, and compares
+    the last block.
     """
+
+    verb = "from_iterable"
+
+    learnt: Learnt = field(default_factory=Learnt, kw_only=True, compare=False, repr=False, metadata={"runtime": True})
+
+    def facts(self, *inputs: Facts) -> Facts:
+        return following(self, *inputs, **known_by(self))
+
+    def start(self, epoch: int) -> State:
+        return [epoch, 0, 0, []]
+
+    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
+        epoch, done, first, saved = at
+        schema = self.learnt.known(run)
+        if schema is None and (epoch or done):
+            schema = schema_of(self, run)  # for which the user's object is told of epoch 0
+        parts = self.parts(epoch, first, done)
+        if schema is None:
+            schema, _, parts = self._typed(parts)
+            self.learnt.keep(run, schema)
+        if done:
+            last = list(islice(parts, self.count(done - first)))
+            if failure := next((one for one in last if isinstance(one, Exception)), None):
+                raise failure
+            block = self.block(last, first, schema) if last else EMPTY
+            if first + block.num_rows < done:
+                raise _fewer(first + block.num_rows, done)
+            check_rows(run, self, checksums(block), saved, f"row {first:,}")
+        following = next(parts, None)
+        if following is None:
+            yield EMPTY, END
+        while following is not None:
+            if isinstance(following, Exception):
+                raise following
+            some = [following, *islice(parts, self.count(min(rows_at(done), ROWS)) - 1)]
+            following = some.pop() if isinstance(some[-1], Exception) else next(parts, None)
+            block = self.block(some, done, schema)
+            first, done = done, done + block.num_rows
+            yield block, END if following is None else [epoch, done, first, in_state(checksums(block))]
+
+    def first_types(self, epoch: int) -> pa.Schema:
+        return self._typed(self.parts(epoch, 0, 0)).schema
+
+    def _typed(self, parts: Iterator[Any]) -> FirstCalls[Any]:
+        return learn_schema(parts, lambda one: None if isinstance(one, Exception) else self.rows(one), self.types_of)
+
+    @abstractmethod
+    def parts(self, epoch: int, first: int, done: int) -> Iterator[Any]:
+        """What is read in an epoch after the `first` rows, in parts; where that fails, the last thing that comes is a StageError.
+
+        Raises:
+            StateError: there are fewer rows; the state was saved after `done`.
+        """
+
+    @abstractmethod
+    def count(self, rows: int) -> int:
+        """How many parts make a block of so many rows."""
+
+    @abstractmethod
+    def rows(self, part: Any) -> Any:
+        """The rows of a part."""
+
+    @abstractmethod
+    def types_of(self, given: Sequence[Any]) -> tuple[pa.Schema, bool]:
+        """The types of the rows of some parts, and whether they are complete: see `schema.types_of`."""
+
+    @abstractmethod
+    def block(self, parts: Sequence[Any], first: int, schema: pa.Schema) -> Block:
+        """A block of some parts, in the types of a schema; `first`: the number of its first row."""
+
+
+@dataclass(frozen=True)
+class FromIterable(FromAnew):
+    """The samples of an iterable, in the types of its first 32, or up to 1,000 while a column is null or absent."""
 
     iterable: Iterable[Sample | str] | Callable[[], Iterable[Sample | str]] = not_in_state()
 
@@ -57,38 +121,24 @@ class FromIterable(Typed):
                 f"from_iterable takes an iterable, or a function that returns one (got {type(self.iterable).__name__})"
             )
 
-    def start(self, epoch: int) -> State:
-        return [epoch, 0, "", 0, []]
-
-    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        epoch, done, text, first, saved = at
-        if not text and (epoch or done):
-            _ = self.schema  # for which the user's object is told of epoch 0
+    def parts(self, epoch: int, first: int, done: int) -> Iterator[Any]:
         rows = self._begin(epoch)
         skipped = sum(1 for _ in islice(rows, first))
-        samples = drawn(rows, "from_iterable", first)
-        schema, text, samples = _known(self, at, samples, first_rows, lambda held: infer(samples_in(held)))
-        if done:
-            last = list(islice(samples, done - first))
-            if failure := next((one for one in last if isinstance(one, Exception)), None):
-                raise failure
-            if skipped + len(last) < done:
-                raise _fewer(skipped + len(last), done)
-            check_rows(run, self, checksums(numbered(last, "from_iterable", first, schema)), saved, f"row {first:,}")
-        following = list(islice(samples, 1))
-        if not following:
-            yield EMPTY, END
-        while following and not isinstance(following[0], Exception):
-            piece = [*following, *islice(samples, min(rows_at(done), ROWS) - 1)]
-            following = [piece.pop()] if isinstance(piece[-1], Exception) else list(islice(samples, 1))
-            block = numbered(piece, "from_iterable", done, schema)
-            first, done = done, done + block.num_rows
-            yield block, [epoch, done, text, first, in_state(checksums(block))] if following else END
-        for failure in following:
-            raise failure
+        if skipped < first:
+            raise _fewer(skipped, done)
+        return drawn(rows, "from_iterable", first)
 
-    def first_types(self) -> pa.Schema:
-        return infer(samples_in(first_rows(drawn(self._begin(0), "from_iterable", 0))))
+    def count(self, rows: int) -> int:
+        return rows
+
+    def rows(self, part: Any) -> Any:
+        return [part]
+
+    def types_of(self, given: Sequence[Any]) -> tuple[pa.Schema, bool]:
+        return types_of(list(chain.from_iterable(given)))
+
+    def block(self, parts: Sequence[Any], first: int, schema: pa.Schema) -> Block:
+        return numbered(parts, "from_iterable", first, schema)
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         if isinstance(self.iterable, Iterable):
@@ -132,26 +182,6 @@ def _failed(source: str, number: int, error: Exception) -> StageError:
     return failure
 
 
-def _known(
-    stage: Typed,
-    at: State,
-    rows: Iterator[Any],
-    first: Callable[[Iterator[Any]], list[Any]],
-    types: Callable[[list[Any]], pa.Schema],
-) -> tuple[pa.Schema, str, Iterator[Any]]:
-    """The types of all rows, also as text, and the rows: the types of the state, or of the first rows, of this run where it
-    begins with them."""
-    epoch, done, text, *_ = at
-    schema = from_text(text) if text else vars(stage).get("schema")
-    if schema is None and epoch == done == 0:
-        held = first(rows)
-        schema = vars(stage).setdefault("schema", types(held))
-        rows = chain(held, rows)
-    elif schema is None:
-        schema = stage.schema
-    return schema, text or as_text(schema), rows
-
-
 def numbered(samples: Sequence[Sample], source: str, first: int, schema: pa.Schema | None = None) -> Block:
     """Samples as a block, with their numbers from `first` on as their origin; `schema`: the types that they must have.
 
@@ -173,45 +203,35 @@ def numbered(samples: Sequence[Sample], source: str, first: int, schema: pa.Sche
 
 
 @dataclass(frozen=True)
-class FromTables(Typed):
+class FromTables(FromAnew):
     """The rows of a `datasets.IterableDataset` that has them in Arrow, in the types of its first 1,000.
 
-    State: [epoch, rows handed on, the types as text, rows before the last block, its checksums]; a resume has the tables before
-    those read again, makes no row of them, and compares the last block. (`IterableDataset.state_dict` is not used: what a shuffle
-    of theirs had in its buffer would be lost.)
+    A resume has the tables before those read again, and makes no row of them. (`IterableDataset.state_dict` is not used: what a
+    shuffle of theirs had in its buffer would be lost.)
     """
-
-    verb = "from_iterable"
 
     dataset: Any = not_in_state()
 
-    def start(self, epoch: int) -> State:
-        return [epoch, 0, "", 0, []]
+    def parts(self, epoch: int, first: int, done: int) -> Iterator[Any]:
+        return _after(_drawn(self.dataset, epoch), first, done)
 
-    def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        epoch, done, _, first, saved = at
-        blocks = _after(_drawn(self.dataset, epoch), first)
-        schema, text, blocks = _known(self, at, blocks, _first, _types)
-        following = next(blocks, None)
-        if done:
-            if following is None:
-                raise _fewer(first, done)
-            if isinstance(following, Exception):
-                raise following
-            check_rows(run, self, checksums(_typed(following, schema, first)), saved, f"row {first:,}")
-            following = next(blocks, None)
-        if following is None:
-            yield EMPTY, END
-        while following is not None:
-            if isinstance(following, Exception):
-                raise following
-            block = _typed(following, schema, done)
-            first, done = done, done + block.num_rows
-            following = next(blocks, None)
-            yield block, END if following is None else [epoch, done, text, first, in_state(checksums(block))]
+    def count(self, rows: int) -> int:
+        return 1
 
-    def first_types(self) -> pa.Schema:
-        return _types(_first(_drawn(self.dataset, 0)))
+    def rows(self, part: Any) -> Any:
+        return part
+
+    def types_of(self, given: Sequence[Any]) -> tuple[pa.Schema, bool]:
+        return settled(united(((number, block.schema) for number, block in enumerate(given)), "from_iterable")), False
+
+    def block(self, parts: Sequence[Any], first: int, schema: pa.Schema) -> Block:
+        (block,) = parts
+        try:
+            rows = conform(block, schema)
+        except MisfitError as error:
+            words = f"{error}; the first {SAMPLE_ROWS:,} rows decide it: cast the data set to one set of features"
+            raise StageError(f"from_iterable failed at row {first + error.row():,}: {words}") from error
+        return with_column(rows, ORIGIN, origins("iterable", np.arange(first, first + rows.num_rows), "row"))
 
 
 def _drawn(dataset: Any, epoch: int) -> Iterator[Block | Exception]:
@@ -226,40 +246,16 @@ def _drawn(dataset: Any, epoch: int) -> Iterator[Block | Exception]:
         yield _failed("from_iterable", number, error)
 
 
-def _after(blocks: Iterator[Block | Exception], done: int) -> Iterator[Block | Exception]:
-    """The blocks after so many rows."""
-    left = done
+def _after(blocks: Iterator[Block | Exception], first: int, done: int) -> Iterator[Block | Exception]:
+    """The blocks after the `first` rows."""
+    left = first
     while left:
         block = next(blocks, None)
         if block is None:
-            raise _fewer(done - left, done)
+            raise _fewer(first - left, done)
         if isinstance(block, Exception):
             return chain([block])
         if block.num_rows > left:
             return chain([block.slice(left)], blocks)
         left -= block.num_rows
     return blocks
-
-
-def _first(blocks: Iterator[Block | Exception]) -> list[Block | Exception]:
-    """Blocks that have the first 1,000 rows, or what there is."""
-    held: list[Block | Exception] = []
-    count = 0
-    while count < SAMPLE_ROWS and (block := next(blocks, None)) is not None:
-        held.append(block)
-        count += 0 if isinstance(block, Exception) else block.num_rows
-    return held
-
-
-def _types(blocks: Iterable[Block | Exception]) -> pa.Schema:
-    schemas = (block.schema for block in blocks if not isinstance(block, Exception))
-    return settled(united(enumerate(schemas), "from_iterable"))
-
-
-def _typed(block: Block, schema: pa.Schema, first: int) -> Block:
-    try:
-        rows = conform(block, schema)
-    except MisfitError as error:
-        words = f"{error}; the first {SAMPLE_ROWS:,} rows decide it: cast the data set to one set of features"
-        raise StageError(f"from_iterable failed at row {first + error.row():,}: {words}") from error
-    return with_column(rows, ORIGIN, origins("iterable", np.arange(first, first + rows.num_rows), "row"))

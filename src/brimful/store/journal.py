@@ -39,6 +39,7 @@ class Journal:
     newest: when the newest of its files was written, as the first writer saw it.
     state: before or after the block with the last row of the files; None at the beginning.
     skip: rows that follow the state and are in the files.
+    types: those that the stages of the chain have learnt: see `core.states.sealed`.
     """
 
     folder: Path
@@ -48,6 +49,7 @@ class Journal:
     files: list[StoredFile] = field(default_factory=list)
     state: State = None
     skip: int = 0
+    types: list[Any] = field(default_factory=list)
 
     @classmethod
     def of(cls, folder: Path, header: Any, executor: str, newest: float) -> Journal:
@@ -61,7 +63,7 @@ class Journal:
         try:
             saved = json.loads(path.read_bytes())
             before, files = saved["header"], [stored_file(file) for file in saved["files"]]
-            known = {name: saved[name] for name in ("executor", "state", "skip")}
+            known = {name: saved[name] for name in ("executor", "state", "skip", "types")}
         except FileNotFoundError:
             return new
         except (ValueError, KeyError, TypeError) as error:

@@ -22,7 +22,9 @@ import pyarrow.compute as pc
 from brimful.core.atomic import commit_file, naming, part_of
 from brimful.core.counters import COUNTERS, Counters
 from brimful.core.facts import facts_of
+from brimful.core.header import learners
 from brimful.core.repeat import awaited
+from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State
 from brimful.core.terminal import Report
 from brimful.encoding.encoder import paddings
@@ -199,6 +201,8 @@ class _Writer:
             "texts": facts_of(stage).texts(),
             "vocabularies": {name: vocabulary for name, vocabulary in known if vocabulary is not None},
         }
+        self._run = Run()
+        self._learners: list[Any] = []
         self._schema: pa.Schema | None = None
         self._part: PartFile | None = None
         self._known = facts_of(stage).schema
@@ -214,9 +218,11 @@ class _Writer:
         self._go_on()
         before = stage.start(0) if self._journal.state is None else self._journal.state
         skip = self._journal.skip
+        self._learners, run = learners(stage), self._run
+        run.types |= {learnt: types for learnt, types in zip(self._learners, self._journal.types) if types is not None}
         counting = COUNTERS.set(Counters())  # so that rows that are left out are logged once
         try:
-            with awaited(stage, before) as items:
+            with awaited(stage, before, run) as items:
                 for block, after in items:
                     _check_columns(block)
                     done = min(skip, block.num_rows)
@@ -235,6 +241,7 @@ class _Writer:
             self._keep_columns()
             self._end_file(END)
         finally:
+            run.close()
             COUNTERS.reset(counting)
             if self._part is not None:
                 self._part.abandon()
@@ -305,6 +312,7 @@ class _Writer:
             self._journal.files.append(self._part.close())
             self._journal.state, self._part = after, None
             self._journal.skip = skip
+            self._journal.types = [*map(self._run.types.get, self._learners)]
             self._journal.save()
 
     def _finish(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import re
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -305,18 +304,99 @@ def _apart(schema: pa.Schema, field: pa.Field) -> bool:
     return not all(_alike(kind, both) for kind in kinds)
 
 
-def as_text(schema: pa.Schema) -> str:
-    """A schema as text, for a state: 100 to 300 bytes.
+# -- types as plain JSON -------------------------------------------------------------------------------------------------
 
-    >>> schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
-    >>> from_text(as_text(schema)).equals(schema)
+
+def as_json(schema: pa.Schema) -> list[Any]:
+    """The columns of a schema as plain JSON, for a state: each with its name and its type, in a list, as a dict may come back in
+    another order. A type that has no name here is Arrow's own text. Metadata of columns are left out.
+
+    >>> schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("image", pa.fixed_shape_tensor(pa.uint8(), (2, 3)))])
+    >>> as_json(schema)
+    [['input_ids', ['list', 'int32']], ['image', ['tensor', 'uint8', [2, 3]]]]
+    >>> from_json(as_json(schema)).equals(schema)
     True
     """
-    return base64.b85encode(zlib.compress(schema.serialize().to_pybytes(), 9)).decode()
+    return [[field.name, _column_as_json(field)] for field in schema]
 
 
-def from_text(text: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b85decode(text))))
+def from_json(columns: list[Any]) -> pa.Schema:
+    """The schema of what `as_json` returned."""
+    return pa.schema([_field(name, told) for name, told in columns])
+
+
+def _column_as_json(field: pa.Field) -> Any:
+    told = _field_as_json(field)
+    return told if _field(field.name, told) == field else _in_arrow(field)
+
+
+def _field_as_json(field: pa.Field) -> Any:
+    return _type_as_json(field.type) if field.nullable else ["not_null", _type_as_json(field.type)]
+
+
+def _type_as_json(kind: pa.DataType) -> Any:
+    with suppress(ValueError):
+        if pa.type_for_alias(str(kind)) == kind:
+            return str(kind)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return ["tensor", _type_as_json(kind.value_type), [*kind.shape]]
+    if pa.types.is_struct(kind):
+        return ["struct", *([field.name, _field_as_json(field)] for field in kind)]
+    if pa.types.is_map(kind):
+        return ["map", _type_as_json(kind.key_type), _field_as_json(kind.item_field)]
+    if pa.types.is_fixed_size_list(kind):
+        return ["fixed_size_list", _field_as_json(kind.value_field), kind.list_size]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return ["list" if pa.types.is_list(kind) else "large_list", _field_as_json(kind.value_field)]
+    if pa.types.is_dictionary(kind):
+        return ["dictionary", _type_as_json(kind.index_type), _type_as_json(kind.value_type), kind.ordered]
+    if pa.types.is_timestamp(kind):
+        return ["timestamp", kind.unit, kind.tz]
+    if pa.types.is_decimal(kind):
+        return [f"decimal{kind.bit_width}", kind.precision, kind.scale]
+    if pa.types.is_fixed_size_binary(kind):
+        return ["fixed_size_binary", kind.byte_width]
+    return _in_arrow(pa.field("", kind))
+
+
+def _in_arrow(field: pa.Field) -> list[Any]:
+    return ["arrow", base64.b64encode(pa.schema([field]).serialize()).decode()]
+
+
+def _field(name: str, told: Any) -> pa.Field:
+    """The field of a name and a type as JSON."""
+    if told[0] == "not_null":
+        return pa.field(name, _type(told[1]), nullable=False)
+    if told[0] == "arrow":
+        return _out_of_arrow(told[1]).with_name(name)
+    return pa.field(name, _type(told))
+
+
+def _type(told: Any) -> pa.DataType:
+    return pa.type_for_alias(told) if isinstance(told, str) else _TYPES[told[0]](*told[1:])
+
+
+def _out_of_arrow(text: str) -> pa.Field:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))).field(0)
+
+
+_TYPES: Final[dict[str, Callable[..., pa.DataType]]] = {
+    "tensor": lambda inner, shape: pa.fixed_shape_tensor(_type(inner), shape),
+    "struct": lambda *fields: pa.struct([_field(*one) for one in fields]),
+    "map": lambda key, item: pa.map_(_type(key), _field("value", item)),
+    "fixed_size_list": lambda inner, size: pa.list_(_field("item", inner), size),
+    "list": lambda inner: pa.list_(_field("item", inner)),
+    "large_list": lambda inner: pa.large_list(_field("item", inner)),
+    "dictionary": lambda index, value, ordered: pa.dictionary(_type(index), _type(value), ordered),
+    "timestamp": pa.timestamp,
+    "decimal32": pa.decimal32,
+    "decimal64": pa.decimal64,
+    "decimal128": pa.decimal128,
+    "decimal256": pa.decimal256,
+    "fixed_size_binary": pa.binary,
+    "arrow": lambda text: _out_of_arrow(text).type,
+}
+"""What makes a type of the words that follow its name."""
 
 
 # -- later rows ----------------------------------------------------------------------------------------------------------
