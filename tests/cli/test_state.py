@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,17 @@ def test_shows_where_a_run_is(corpus: Corpus, tmp_path: Path) -> None:
     assert invoke(*words, "--limit", 3).exit_code == 0
     lines = invoke("state", "show", state).stdout.splitlines()
     assert lines[:3] == ["batches   3", "epoch     0 (the first is 0)", "version   5"]
-    stages = [line.split("(")[0].strip() for line in lines[lines.index("pipeline") + 1 : -2]]
+    begins = lines.index("position")
+    stages = [line.split("(")[0].strip() for line in lines[lines.index("pipeline") + 1 : begins]]
     assert stages == ["from_files", "tokenize", "batch"]
-    assert (
-        json.loads(lines[-2].removeprefix("position  "))
-        == json.loads(json.loads(state.read_bytes())["loader"]["iterator"])["position"]
-    )
+    position = json.loads(json.loads(state.read_bytes())["loader"]["iterator"])["position"]["windows"]
+    (begun,) = re.findall(r'"begun": (\d+)', json.dumps(position))
+    assert any(line.strip().startswith(f"rows: epoch 0, begun {begun}, shards") for line in lines)
+    windows = next(line for line in lines if line.startswith("    windows: "))
+    assert f"epoch 0, window {position['window']}, size {position['size']}" in windows
     assert invoke(*words).exit_code == 0
     ended = invoke("state", "show", state).stdout.splitlines()
-    assert ended[1:-1] == ["epoch     1 (the first is 0)", *lines[2:-2]]  # version and pipeline
+    assert ended[1:-1] == ["epoch     1 (the first is 0)", *lines[2:begins]]  # version and pipeline
     assert ended[-1] == "position  the start of epoch 1"
     assert "(epoch 1; the first is 0), as" in invoke(*words, "--epochs", 2).stderr
 
@@ -66,8 +69,8 @@ def test_shows_the_state_of_a_loader_and_of_its_streams(corpus: Corpus, tmp_path
     lines = invoke("state", "show", path).stdout.splitlines()
     assert lines[0] == "step      1"
     assert "streams=2" in next(line for line in lines if "from_files" in line)
-    position = json.loads(lines[-2].removeprefix("position  "))
-    assert (position["next"], list(position["streams"])) == (1, ["0", "1"])
+    assert "  epoch 0, next 1" in lines
+    assert [line.strip()[:8] for line in lines if line.startswith("    stream ")] == ["stream 0", "stream 1"]
 
 
 def test_shows_a_checkpoint_of_torch(tmp_path: Path) -> None:

@@ -89,15 +89,35 @@ def _show_state(file: Path) -> None:
         assert loader is not None
         _say(f"position  the start of epoch {loader['epoch']}")
         return
-    position = json.dumps(state["position"], separators=(",", ":"))
-    _say(f"position  {'the end: nothing follows' if state['position'] == END else position}")
-    _say(f"size      {len(json.dumps(state)):,} bytes, {len(position):,} of them the position")
+    position = state["position"]
+    _say("position" + ("  the end: nothing follows" if position == END else ""))
+    for depth, line in _places("", position, 0) if position != END else ():
+        _say(f"{'  ' * depth}  {line}")
+    size = len(json.dumps(position, separators=(",", ":")))
+    _say(f"size      {len(json.dumps(state)):,} bytes, {size:,} of them the position")
 
 
 def _say_pipeline(header: list[dict[str, Any]]) -> None:
     _say("pipeline")
     for depth, line in _stages(header, 0):
         _say(f"{'  ' * depth}  {line}")
+
+
+def _places(name: str, position: Any, depth: int) -> Iterator[tuple[int, str]]:
+    """The lines of a position: of each part its numbers on one line, and below it the parts that it reads from."""
+    own, parts = [], []
+    for key, value in position.items() if isinstance(position, dict) else [("", position)]:
+        if key == "streams":  # each with a checksum of its own
+            parts += [(f"stream {number}", entry) for number, (entry, _) in value.items()]
+        elif isinstance(value, dict):
+            parts.append((key, value))
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            parts += [(key, one) for one in value]
+        else:
+            own.append(f"{key} {value if isinstance(value, str) else json.dumps(value)}".strip())
+    yield depth, ": ".join(filter(None, (name, ", ".join(own))))
+    for key, value in parts:
+        yield from _places(key, value, depth + 1)
 
 
 def _say(line: str) -> None:
