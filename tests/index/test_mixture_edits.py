@@ -125,7 +125,7 @@ def test_an_indexed_mixture_goes_on_as_a_stream_does(stop: Any) -> None:
         stream = Interleave(tuple(made), tuple(ours), stop)
         at = stream.start(0)
         at["before"] = [
-            {"until": end, "weights": {str(key): weight for key, weight in enumerate(weights)}}
+            {"until": end, "weights": [[str(key), weight] for key, weight in enumerate(weights)]}
             for end, weights in ((one, first), (two, saved))
             if end > 0
         ]
@@ -327,6 +327,28 @@ def test_sources_keep_their_order_and_their_data() -> None:
     other = bf.interleave_datasets({"web": source(0, 5), "code": source(1), "books": source(2)}, stop="all").stream()
     with pytest.raises(bf.StateError, match=r"from_sequence\.rows was 60 when it was saved and is 5 here"):
         other.iter(state, allow={"sources"})
+
+
+def test_no_name_of_the_user_is_taken_for_one_of_a_position() -> None:
+    words = "streams", "repeated", "passing", "carry", "rows", "sources", "epoch", "verb", "types"
+
+    def counted(carry: Any, sample: dict[str, Any]) -> Any:
+        return {name: carry[name] + 1 for name in words} | {"in": {"streams": [carry["rows"]]}}, sample
+
+    def made(first: float) -> Any:
+        sources = {name: bf.from_iterable([{"x": number}] * 5, repeat=number == 0) for number, name in enumerate(words)}
+        mixed = bf.interleave_datasets(sources, weights={name: first + number for number, name in enumerate(words)})
+        return mixed.scan(counted, dict.fromkeys(words, 0)).batch(2)
+
+    with draw.small(4):
+        items, states = [], []
+        with made(1).iter() as it:
+            for batch in it:
+                items.append(batch["x"].tolist())
+                states.append(as_saved(it))
+        for place, state in enumerate(states):
+            assert [batch["x"].tolist() for batch in made(1).iter(state)] == items[place + 1 :]
+            assert list(made(2).iter(state, allow={"weights"})) or place + 1 == len(states)
 
 
 def test_names_are_checked() -> None:

@@ -207,7 +207,7 @@ def test_weights_change_at_a_row_wherever_blocks_end(column: str | None) -> None
         parts = tuple(draw.Blocks((2, 1, 5) * 30, sizes[part:]) for part in range(2))
         stage = Interleave(parts, (1.0, 5.0), "first", column)
         # others up to so many rows, or tokens, or a few more: the last row has several
-        at = stage.start(0) | {"before": [{"until": 20, "weights": {"0": 1.0, "1": 1.0}}]}
+        at = stage.start(0) | {"before": [{"until": 20, "weights": [["0", 1.0], ["1", 1.0]]}]}
         with running(stage, at) as items:
             return [number for block, _ in items if block.num_rows for number in block["id"].to_pylist()]
 

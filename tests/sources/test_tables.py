@@ -42,7 +42,7 @@ def test_arrow_is_read_as_arrow_and_python_as_python_with_the_same_rows() -> Non
             assert kind in (type(ours.stage).__name__, "FromTables"), "a function of theirs may keep to tables"
     assert {type(bf.from_iterable(one).stage).__name__ for one in kinds["FromTables"][:3]} == {"FromTables"}
     assert type(bf.from_iterable(kinds["FromIterable"][0]).stage).__name__ == "FromIterable"
-    block = next(iter(bf.from_iterable(base).stage.items([0, 0, 0, []], Run())))[0]
+    block = next(iter(bf.from_iterable(base).stage.items({"epoch": 0, "done": 0}, Run())))[0]
     assert block.schema.field("input_ids").type == pa.list_(pa.int32())
 
 
@@ -78,7 +78,7 @@ def test_a_failure_comes_after_the_rows_before_it_and_a_shorter_one_is_refused()
     with pytest.raises(bf.StageError, match=r"^from_iterable failed at row 512: ValueError: too far$"):
         seen.extend(plain(it))
     with pytest.raises(bf.StateError, match=r"^the iterable has 700 samples, but this state was saved after 1,024$"):
-        list(bf.from_iterable(base).stage.items([0, 1024, 768, []], Run()))
+        list(bf.from_iterable(base).stage.items({"epoch": 0, "done": 1024, "last": 768}, Run()))
 
 
 def test_a_generator_goes_row_by_row() -> None:

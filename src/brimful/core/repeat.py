@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from brimful.core.facts import Facts, facts_of, following, shown
 from brimful.core.run import Run
-from brimful.core.stage import Stage, State, running, with_inputs
+from brimful.core.stage import CARRY, Stage, State, running, with_inputs
 from brimful.plan.errors import DataError, logger
 from brimful.plan.once import once
 
@@ -95,7 +95,8 @@ def epoch_of(state: State) -> int | None:
         return min((epoch for one in state if (epoch := epoch_of(one)) is not None), default=None)
     if not isinstance(state, dict) or "passing" in state:
         return None
-    found: int | None = state["repeated"] if "repeated" in state else epoch_of([*state.values()])
+    parts = [one for name, one in state.items() if name != CARRY]
+    found: int | None = state["repeated"] if "repeated" in state else epoch_of(parts)
     return found
 
 

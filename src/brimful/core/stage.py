@@ -124,6 +124,9 @@ def stream_part(stage: S, number: int, count: int) -> S:
     return with_inputs(stage, *(stream_part(one, number, count) for one in stage.inputs))
 
 
+CARRY: Final = "carry"
+"""The name under which a position has a value of the user's, into which nobody looks."""
+
 MOST_STAGES: Final = 64
 """In one chain. Each takes up to 10 of the 1,000 calls that Python nests."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from zlib import crc32
 
 from brimful.core.header import TYPES, VERSION, stages_in, without_types
-from brimful.core.stage import State
+from brimful.core.stage import CARRY, State
 from brimful.plan.errors import StateError, integer
 
 
@@ -245,7 +245,10 @@ def _without_streams(position: State) -> tuple[State, dict[str, State]]:
     def stripped(value: State) -> State:
         if isinstance(value, dict):
             entries.update(value.get("streams", {}))
-            return {name: {} if name == "streams" else stripped(item) for name, item in value.items()}
+            return {
+                name: {} if name == "streams" else item if name == CARRY else stripped(item)
+                for name, item in value.items()
+            }
         return [stripped(item) for item in value] if isinstance(value, list) else value
 
     return stripped(position), entries
@@ -253,5 +256,8 @@ def _without_streams(position: State) -> tuple[State, dict[str, State]]:
 
 def _with_streams(position: State, entries: dict[str, State]) -> State:
     if isinstance(position, dict):
-        return {name: entries if name == "streams" else _with_streams(one, entries) for name, one in position.items()}
+        return {
+            name: entries if name == "streams" else one if name == CARRY else _with_streams(one, entries)
+            for name, one in position.items()
+        }
     return [_with_streams(one, entries) for one in position] if isinstance(position, list) else position

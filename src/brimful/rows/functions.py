@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from brimful.core.counters import OnError, skipped
 from brimful.core.facts import Facts, following, refuse_streams
 from brimful.core.run import Run, Stopped, stopping
-from brimful.core.stage import END, Stage, State, not_in_state
+from brimful.core.stage import CARRY, END, Stage, State, not_in_state
 from brimful.plan import random
 from brimful.plan.errors import StageError, name_of
 from brimful.rows.buffer import Rebatch
@@ -269,7 +269,7 @@ class Scan(Stage[Block]):
         return following(self, *inputs, **known_by(self))
 
     def start(self, epoch: int) -> State:
-        return [Rebatch(self.upstream).start(epoch), self.initial]
+        return {**Rebatch(self.upstream).start(epoch), CARRY: self.initial}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         return typed_blocks(self, at, run)
@@ -277,15 +277,16 @@ class Scan(Stage[Block]):
     def calls(
         self, at: State, run: Run, schema: Callable[[], pa.Schema | None]
     ) -> Generator[CallResult[SampleResults], None, None]:
-        before, carry = at[0], _plain(at[1], "carry")
-        with closing(Rebatch(self.upstream).items(before, run)) as items:
+        carry = _plain(at[CARRY], "carry")
+        with closing(Rebatch(self.upstream).items(at, run)) as items:
             for block, after in items:
                 given = []
                 for row, sample in enumerate(samples(block)):
                     carry, made = self._called(block, row, carry, sample)
                     given.append(as_dict(made))
                 results = SampleResults(given, np.arange(len(given))) if given else None
-                yield CallResult(block, results, True, END if after == END else [after, _plain(carry, "carry")])
+                state = END if after == END else {**after, CARRY: _plain(carry, "carry")}
+                yield CallResult(block, results, True, state)
 
     def finish(self, block: Block, made: SampleResults, schema: pa.Schema | None) -> Block:
         assert schema is not None

@@ -44,11 +44,11 @@ class Interleave(Stage[Block]):
 
     With `names`, data sets may be added where a state is read, and left out where no row of theirs is to come again.
 
-    State: {"epoch", "sources": {name or number: {"served": rows or tokens since the weights changed, "epoch": its own, if that is
-    another one, "ended" once, "passed" a turn on since, and the position of its `ReplayBuffer`}}}. Once weights have changed,
-    also "since" (rows or tokens served up to there), "owed" (to each source, then), "before": [{"until": so many are served,
-    "weights"}] of the weights that hold before those of this mixture, and "passed_on" (since then, by data sets without a row).
-    What is 0, false or empty is left out.
+    State: {"epoch", "sources": [{"name", where it has one, "served": rows or tokens since weights changed, "epoch": its own, if
+    that is another one, "ended" once, "passed" a turn on since, and the position of its `ReplayBuffer`}]}. Once weights have
+    changed, also "since" (rows or tokens served up to there), "owed" (to each source, then), "before": [{"until": so many are
+    served, "weights"}] of the weights that hold before those of this mixture, and "passed_on" (since then, by data sets without
+    a row). What is 0, false or empty is left out.
     """
 
     verb = "interleave_datasets"
@@ -86,8 +86,8 @@ class Interleave(Stage[Block]):
         return self.names or tuple(map(str, range(len(self.upstreams))))
 
     def start(self, epoch: int) -> State:
-        begun = {key: {"rows": one.start(epoch)} for key, one in zip(self.keys, self.upstreams)}
-        return {"epoch": epoch, "sources": begun}
+        begun = [{"rows": one.start(epoch)} for one in self.upstreams]
+        return {"epoch": epoch, "sources": self._named(begun)}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         epoch, schema = at["epoch"], schema_of(self, run)
@@ -98,10 +98,9 @@ class Interleave(Stage[Block]):
             self._require_sources(at, keys_of(self.saved))
             replay = _Replay(self, at, course, run.replay)
         with ExitStack() as stack:
-            begun = (at["sources"].get(name, {}) for name in self.keys)
             own = (
                 _Source(upstream, one, epoch, leaves=self.stop == "all", run=run)
-                for upstream, one in zip(self.upstreams, begun)
+                for upstream, one in zip(self.upstreams, self.parts(at))
             )
             sources = [stack.enter_context(closing(source)) for source in own]
             if run.replay is not None:  # so that a mixture below one without a share is asked, too
@@ -130,10 +129,18 @@ class Interleave(Stage[Block]):
                 if not more:
                     return
                 block = _serve(sources, self.length_column, schema, course.left(sources))
-                states = {name: source.state(epoch) for name, source in zip(self.keys, sources)}
+                states = self._named([source.state(epoch) for source in sources])
                 state = {"epoch": epoch, "sources": states, **course.state}
                 if replay is not None:
                     replay.place = course.served(sources)
+
+    def _named(self, states: list[Any]) -> list[Any]:
+        return [{"name": name, **one} for name, one in zip(self.names, states)] if self.names else states
+
+    def parts(self, at: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What a state says of each data set; {} of one that was added since."""
+        saved = {one.get("name", str(number)): one for number, one in enumerate(at["sources"])}
+        return [saved.get(key, {}) for key in self.keys]
 
     def for_stream(self, number: int, count: int) -> Interleave:
         def part(weights: Any) -> Any:
@@ -226,10 +233,11 @@ class _WeightsNow:
         self._keys = keys
         self.since: int = at.get("since", 0)
         self.passed_on: int = at.get("passed_on", 0)
-        self.owed: list[float] = [at.get("owed", {}).get(key, 0.0) for key in keys]
+        owed = dict(at.get("owed", ()))
+        self.owed: list[float] = [owed.get(key, 0.0) for key in keys]
         own = segments_of(weights)
         self._before = [
-            _InForce(one["until"], [one["weights"].get(key, 0.0) for key in keys]) for one in at.get("before", ())
+            _InForce(one["until"], [dict(one["weights"]).get(key, 0.0) for key in keys]) for one in at.get("before", ())
         ]
         after = self._before[-1].end if self._before else 0
         ends = [*(segment.start for segment in own[1:]), ENDLESS]
@@ -244,7 +252,7 @@ class _WeightsNow:
     @property
     def begun(self) -> dict[str, Any]:
         """What a state says of when the weights changed that hold now."""
-        owed = {key: one for key, one in zip(self._keys, self.owed) if one}
+        owed = [[key, one] for key, one in zip(self._keys, self.owed) if one]
         known = {"since": self.since, "owed": owed, "passed_on": self.passed_on}
         return {name: value for name, value in known.items() if value}
 
@@ -294,7 +302,7 @@ class _WeightsNow:
         return found
 
     def _named(self, end: int, weights: Sequence[float]) -> dict[str, Any]:
-        return {"until": end, "weights": {key: weight for key, weight in zip(self._keys, weights) if weight}}
+        return {"until": end, "weights": [[key, weight] for key, weight in zip(self._keys, weights) if weight]}
 
     @property
     def _now(self) -> _InForce:
@@ -319,7 +327,7 @@ class _Replay:
     def __init__(self, mixture: Interleave, at: State, course: _WeightsNow, replay: list[Any]) -> None:
         self._mixture, self._at, self._course = mixture, at, course
         self._began = course.begun
-        served = sum(at["sources"].get(key, {}).get("served", 0) for key in mixture.keys)
+        served = sum(one.get("served", 0) for one in mixture.parts(at))
         self.place = self._until = course.since - course.passed_on + served
         replay.append(self)
 
@@ -333,7 +341,7 @@ class _Replay:
             StateError: the run began at the start of an epoch, of which the state says nothing.
         """
         if id(self._at) in parts:
-            sources = {key: one for key, one in self._at["sources"].items() if key in self._mixture.keys}
+            sources = [one for one in self._mixture.parts(self._at) if one]
             before = self._course.between(self._began.get("since", 0), self._until)
             epoch = self._at["epoch"]
             self._at.clear()

@@ -33,8 +33,8 @@ class FromAnew(Stage[Block]):
     """Abstract: rows of an object of the user's, which is read from its start for each epoch and each resume. All rows have the
     types of the first ones.
 
-    State: [epoch, rows handed on, rows before the last block, its checksums]; a resume reads all those rows again, and compares
-    the last block.
+    State: {"epoch", "done": rows handed on, "last": rows before the last block, "crc": its checksums}; a resume reads all those
+    rows again, and compares the last block.
     """
 
     verb = "from_iterable"
@@ -45,10 +45,10 @@ class FromAnew(Stage[Block]):
         return following(self, *inputs, **known_by(self))
 
     def start(self, epoch: int) -> State:
-        return [epoch, 0, 0, []]
+        return {"epoch": epoch, "done": 0}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        epoch, done, first, saved = at
+        epoch, done, first, saved = at["epoch"], at["done"], at.get("last", 0), at.get("crc", [])
         schema = self.learnt.known(run)
         if schema is None and (epoch or done):
             schema = schema_of(self, run)  # for which the user's object is told of epoch 0
@@ -74,7 +74,8 @@ class FromAnew(Stage[Block]):
             following = some.pop() if isinstance(some[-1], Exception) else next(parts, None)
             block = self.block(some, done, schema)
             first, done = done, done + block.num_rows
-            yield block, END if following is None else [epoch, done, first, in_state(checksums(block))]
+            state = {"epoch": epoch, "done": done, "last": first, "crc": in_state(checksums(block))}
+            yield block, END if following is None else state
 
     def first_types(self, epoch: int) -> pa.Schema:
         return self._typed(self.parts(epoch, 0, 0)).schema
