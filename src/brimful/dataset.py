@@ -1518,7 +1518,8 @@ class ForwardMixture(Dataset):
     def _refusal(self, what: str) -> TypeError:
         return TypeError(
             f"a mixture by tokens cannot {what}: it runs forward, as only the tokens served so far say what comes next. Call "
-            "stream() first, for what streams can do. Or shuffle the data sets that are mixed, or mix them by samples"
+            "stream() first, for a shuffle in a buffer; shuffle the data sets that are mixed; or mix them by samples. cache() "
+            "and to_store(path) make an indexed data set of it"
         )
 
 

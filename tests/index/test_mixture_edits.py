@@ -179,8 +179,8 @@ def test_where_it_begins_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "brimful"):
         later = as_saved(mixture((1, 3)).batch(4, window=12).iter(state, allow={"weights"}))
     assert [record.message for record in caplog.records] == [
-        "interleave_datasets goes on with other weights or sources from sample 12 on, as allow= says; what must be read again "
-        "keeps its own"
+        "interleave_datasets goes on with other weights or sources from sample 12 on, as allow= says. What must be read again "
+        "keeps the old ones"
     ]
     assert later["header"][0]["before"] == [[0, 12, [1, 1]]]
     with caplog.at_level(logging.WARNING, "brimful"):
@@ -302,6 +302,56 @@ def test_sources_are_added_and_left_out(streams: bool, way: str) -> None:
                 assert run(gone.iter(latest[far], allow={"sources"}))[0] == last[far:]
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_edits_of_all_kinds_may_follow_one_another(streams: bool) -> None:
+    edits: list[tuple[dict[str, float], str]] = [
+        ({"web": 1, "code": 1}, "weights"),
+        ({"web": 1, "books": 2, "code": 1}, "sources"),
+        ({"web": 1, "books": 2, "code": 0}, "weights"),
+        ({"more": 1, "web": 1, "books": 2, "code": 0}, "sources"),
+    ]
+
+    def made(weights: dict[str, float]) -> Any:
+        sources = {name: source([*NAMES, "more"].index(name), 600) for name in weights}
+        mixed = bf.interleave_datasets(sources, weights=weights, stop="all")
+        return (mixed.stream() if streams else mixed).batch(4, window=16)
+
+    with draw.small(8):
+        found = Counter[tuple[int, int]]()
+        it = made({"web": 3, "code": 1}).iter()
+        for weights, allowed in edits:
+            for _ in range(30):
+                found.update(rows_in(next(it)))
+            state = as_saved(it)
+            it.close()
+            it = made(weights).iter(state, allow={allowed})
+        rest, states = run(it)
+        found.update(row for item in rest for row in item)
+        assert max(found.values()) == 1
+        assert len(found) >= 3 * 600
+        assert run(made(edits[-1][0]).iter(states[20]))[0] == rest[20:]
+        if not streams:
+            with pytest.raises(bf.StateError, match="cannot leave out 'code': a place in an indexed mixture"):
+                made({"more": 1, "web": 1, "books": 2}).iter(states[5], allow={"sources"})
+
+
+def test_only_data_sets_with_names_can_be_added() -> None:
+    def listed(count: int) -> Any:
+        return bf.interleave_datasets([source(number) for number in range(count)])
+
+    with listed(2).iter() as it:
+        next(it)
+        state = as_saved(it)
+    words = (
+        r"interleave_datasets\.datasets was {} when it was saved and is {} here; only data sets with names can be added"
+    )
+    with pytest.raises(bf.StateError, match=words.format("2 data sets", "3 data sets")):
+        listed(3).iter(state, allow={"sources", "weights"})
+    named_now = bf.interleave_datasets({"web": source(0), "code": source(1)})
+    with pytest.raises(bf.StateError, match=words.format("without names", r"named \['web', 'code'\]")):
+        named_now.iter(state, allow={"sources"})
+
+
 def test_a_source_that_is_added_moves_no_choice_above() -> None:
     def made(names: dict[str, float]) -> Any:
         deep = {
@@ -320,9 +370,8 @@ def test_a_source_that_is_added_moves_no_choice_above() -> None:
 
 def test_sources_keep_their_order_and_their_data() -> None:
     state = as_saved(named({"web": 1, "code": 1}, streams=True).iter())
-    with pytest.raises(
-        bf.StateError, match=r"interleave_datasets\.order\[0\] was 'web' when it was saved and is 'code' here"
-    ):
+    words = r"interleave_datasets\.order\[0\] was 'web' when it was saved and is 'code' here; give the data sets that stay in the"
+    with pytest.raises(bf.StateError, match=words):
         named({"code": 1, "web": 1, "books": 1}, streams=True).iter(state, allow={"sources"})
     other = bf.interleave_datasets({"web": source(0, 5), "code": source(1), "books": source(2)}, stop="all").stream()
     with pytest.raises(bf.StateError, match=r"from_sequence\.rows was 60 when it was saved and is 5 here"):
@@ -353,11 +402,12 @@ def test_no_name_of_the_user_is_taken_for_one_of_a_position() -> None:
 
 def test_names_are_checked() -> None:
     one = source(0)
+    words = r"^weights by name need one for each data set, 'web', 'code' \(missing 'code'; unknown 'cod'\)$"
+    with pytest.raises(ValueError, match=words):
+        bf.interleave_datasets({"web": one, "code": one}, weights={"web": 1, "cod": 1})
     with pytest.raises(
-        ValueError, match=r"^weights by name need those of the data sets, which have 'web' \(got 'code' on one"
+        ValueError, match=r"^the weights have names, and the data sets have none: give a dict of data sets"
     ):
-        bf.interleave_datasets({"web": one}, weights={"web": 1, "code": 1})
-    with pytest.raises(ValueError, match=r"which have no names, as a list was given"):
         bf.interleave_datasets([one], weights={"web": 1})
     with pytest.raises(TypeError, match=r"^the names of data sets are strings \(got 3\)"):
         bf.interleave_datasets({3: one})  # type: ignore[dict-item]

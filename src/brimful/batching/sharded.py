@@ -54,7 +54,8 @@ class Sharded(Stage[Batch]):
             raise ValueError(
                 f"data that are streamed (by {self.streamed}) cannot be divided among {world_size} ranks: each rank would read "
                 "and tokenize all of them. Use from_files(streams=...), or write a token store with to_store(path). Batches of "
-                "indexed data, such as a store, can be divided: leave out stream()"
+                "indexed data, such as a store, can be divided, and of mixtures of them: leave out stream(), and call functions "
+                "and tokenizers before to_store(path)"
             )
         say_split_groups(self.upstream.settings(), world_size)
         step = _Step()

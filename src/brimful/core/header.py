@@ -155,6 +155,9 @@ _REMEDIES: Final = {
     "cannot turn one into the other: go on as it was saved",
     "sources": "go on with the data sets that saved it. Or add some, or leave some out, by allow={'sources'}; those that stay "
     "keep their names and their order",
+    "order": "give the data sets that stay in the order in which they were; new ones may stand anywhere between them",
+    "datasets": "only data sets with names can be added or left out at a resume: interleave_datasets({'web': a, 'code': b}). A "
+    "state of data sets without names fits these alone, in their order",
     "weights": "go on with the weights that saved it, or with these all the same by allow={'weights'}",
     "shuffle_batches": "say shuffle_batches={saved}. True means 'stratified' with micro_batches of 2 or more, and with "
     "balance_cost over streams; else it means a random order, which fits only a run without them. Start a run whose "
@@ -249,6 +252,9 @@ def header_difference(
             return here  # of a digest neither part says much without the other
         inside = f"{path}." if path else ""
         owner = f"{inside}{ours['verb']}." if "verb" in ours else inside
+        if ("sources" in saved) != ("sources" in ours) and "runs" in ours:
+            words = ("without names" if "sources" not in one else f"named {one['sources']}" for one in (saved, ours))
+            return Difference(f"{owner}datasets", "datasets", *words)
         if "sources" in allow and "sources" in saved and "sources" in ours:
             saved, ours = _in_both(saved, ours), _in_both(ours, saved)
         # the policy first: the window by default, and sort, follow from what was given
@@ -271,7 +277,7 @@ def _in_both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """An entry of a mixture less its data sets that the other one has not, and its weights."""
     both = [name for name in one["sources"] if name in other["sources"]]
     datasets = [part for name, part in zip(one["sources"], one.get("datasets", ())) if name in both]
-    own = {name: value for name, value in one.items() if name not in ("weights", "sources")}
+    own = {name: value for name, value in one.items() if name not in ("weights", "before", "sources")}
     return {"order": both} | own | {"datasets": datasets}
 
 
@@ -284,6 +290,8 @@ def _same_function(saved: dict[str, Any], ours: dict[str, Any]) -> bool:
 def _brief(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(one, dict) and "verb" in one for one in value):
         return " > ".join(str(one["verb"]) for one in value)
+    if isinstance(value, list) and value and all(isinstance(one, list) for one in value):
+        return f"{len(value):,} data sets"
     if isinstance(value, dict) and (name := value.get("verb") or value.get("type") or value.get("function")):
         return str(name)
     if isinstance(value, dict) and "shards" in value:

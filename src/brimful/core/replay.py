@@ -26,7 +26,7 @@ class Replayed(Protocol):
         """What it gave so far must come again."""
 
     def hold(self, parts: Collection[int]) -> tuple[str, int] | None:
-        """Has it known how far the saved weights hold; the verb and how many samples that are, where it knows.
+        """Has it known how far the saved weights hold; their unit and how many that are, where it knows.
 
         Args:
             parts: the ids of all parts of the position that the run began in.
@@ -124,7 +124,8 @@ def edited(stage: Stage[T], position: State, header: Any) -> Stage[T]:
         shown = ", ".join(f"{place:,}" for place in places[:_SHOWN]) + (", ..." if len(places) > _SHOWN else "")
         apart = "" if len(places) == 1 else " of its streams or places"
         logger.warning(
-            "%s goes on with other weights or sources from sample %s%s on, as allow= says; what must be read again keeps its own",
+            "interleave_datasets goes on with other weights or sources from %s %s%s on, as allow= says. What must be read again "
+            "keeps the old ones",
             held[0][0],
             shown,
             apart,

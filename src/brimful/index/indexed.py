@@ -201,7 +201,7 @@ class Reread:
         if not marked(self._stage):
             return None
         self._stage.held(self._epoch, self._epoch, self._until)
-        return "interleave_datasets", self._until
+        return "sample", self._until
 
 
 def marked(stage: Indexed) -> bool:
@@ -212,9 +212,9 @@ def marked(stage: Indexed) -> bool:
 def cannot_change(stage: Indexed) -> StateError:
     """The error where a mixture lies below a stage that has its samples at other places."""
     return StateError(
-        f"the weights of interleave_datasets cannot change below {verb_of(stage)}, which is indexed: its places are none of the "
-        "mixture's. Begin with stream() of the mixture: then its weights may change anywhere. Or end the epoch with the weights "
-        "that the state was saved with"
+        f"the weights of interleave_datasets cannot change below {verb_of(stage)}, which is indexed: a place in it does not say "
+        "how far the mixture has come. End the epoch with the weights that the state was saved with. In a new run, call stream() "
+        "on the mixture from the start: then its weights may change anywhere"
     )
 
 

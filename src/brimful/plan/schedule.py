@@ -76,10 +76,16 @@ def of_names(weights: Mapping[str, float], names: Sequence[str]) -> tuple[float,
     Raises:
         ValueError: a name is on one side alone.
     """
-    if odd := sorted({*weights} ^ {*names}, key=str):
-        here = ", ".join(map(repr, names)) or "no names, as a list was given"
+    if not names:
         raise ValueError(
-            f"weights by name need those of the data sets, which have {here} (got {odd[0]!r} on one side alone)"
+            "the weights have names, and the data sets have none: give a dict of data sets, or the weights as a list (or a "
+            f"schedule of lists) (got {list(weights)})"
+        )
+    sides = ("missing", names, weights), ("unknown", weights, names)
+    found = {what: [name for name in one if name not in other] for what, one, other in sides}
+    if odd := [f"{what} {', '.join(map(repr, one))}" for what, one in found.items() if one]:
+        raise ValueError(
+            f"weights by name need one for each data set, {', '.join(map(repr, names))} ({'; '.join(odd)})"
         )
     return tuple(weights[name] for name in names)
 

@@ -346,7 +346,7 @@ class _Replay:
             epoch = self._at["epoch"]
             self._at.clear()
             self._at.update(epoch=epoch, sources=sources, **self._began, **({"before": before} if before else {}))
-            return verb_of(self._mixture), self._until
+            return "sample" if self._mixture.length_column is None else "token", self._until
         if self._until:
             saved, ours = (self._mixture.saved or {})["weights"], described(self._mixture.weights)
             raise StateError(
