@@ -388,7 +388,7 @@ def interleave_datasets(
     'HKHKHHKHKH'
     >>> named = bf.interleave_datasets({"one": one, "two": two}, weights={"one": 2, "two": 1})
     >>> "".join(sample["text"] for sample in named)
-    'HKHHKHHK'
+    'HKHHKHHKH'
     """
     one_of("by", by, "samples", "tokens")
     names = tuple(datasets) if isinstance(datasets, Mapping) else ()

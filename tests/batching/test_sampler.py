@@ -388,7 +388,7 @@ def test_a_state_may_be_changed_by_who_asked_for_it() -> None:
     state = one.state_dict()
     text = json.dumps(state)
     state["header"]["policy"]["max_tokens"] = 1
-    state["position"][1][0][0] = 9
+    state["position"][1]["windows"]["window"] = 9
     assert json.dumps(one.state_dict()) == text
 
 

@@ -85,7 +85,7 @@ def test_rows_are_those_of_the_data_set_and_none_is_asked_for_by_itself(data: An
 
 
 def test_types_are_those_of_the_features(data: Any) -> None:
-    block = next(iter(bf.from_sequence(data).stage.items([0, 0], Run())))[0]
+    block = next(iter(bf.from_sequence(data).stage.items({"epoch": 0, "done": 0}, Run())))[0]
     types = [pa.list_(pa.int32()), pa.int64(), pa.string(), pa.fixed_shape_tensor(pa.float32(), (2, 2))]
     assert block.schema.types[:4] == types
     batch = next(iter(bf.from_sequence(data).drop("text").batch(4)))

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.counters import Counts, add_counts, apart, with_counts
+from brimful.core.counters import Counts, add_counts, apart
 from brimful.core.facts import Facts, facts_of, named, row_by_row
 from brimful.core.repeat import awaited
 from brimful.core.replay import reached
@@ -42,7 +42,12 @@ def coalesced(stage: Stage[Block], at: State, run: Run) -> Generator[tuple[Block
     patience = Patience(facts_of(stage).cut_by_time and run.replay is None)
     with awaited(stage, at, run) as items:
         try:
-            for (block, after), left_out in with_counts(items):
+            while True:
+                item, left_out = apart(next, items, None)
+                if item is None:
+                    add_counts(left_out)
+                    break
+                block, after = item
                 count = block.num_rows
                 own = sum(map(bytes_in, visible(block).columns)) if 0 < count < most else 0
                 full = rows + count > most or size + own > BLOCK_BYTES
@@ -132,10 +137,10 @@ class ReplayBuffer:
         self._read = self._values = 0  # rows, so far; values of the first row that are done
         self._found = RowChecksums()  # of the rows that are held, but for those of some blocks
         self._unhashed: list[Block] = []
-        self.rows = 0  # that are held
+        self.rows: int = 0  # that are held
         self.newest: Block = EMPTY  # that was read
-        self.again = False  # whether all rows of that were read before
-        self.ended = False
+        self.again: bool = False  # whether all rows of that were read before
+        self.ended: bool = False
 
     def __enter__(self) -> ReplayBuffer:
         return self
@@ -166,12 +171,13 @@ class ReplayBuffer:
             self._read_again(**self._again)
             return True
         before, waits = self._read, self._saves_held and self.rows > 0
-        more, left_out = self._next()
+        item, left_out = apart(next, self._items, None)  # here, as many stages may lie one above another
+        self._hold(item)
         self.again = False
         if left_out:
             self._left_out.append((before + (self._read > before or waits), left_out))
         self._count()
-        return more
+        return item is not None
 
     def fill(self, rows: int = 1) -> int:
         """Reads on until so many rows are held, or the end; how many are."""
@@ -248,10 +254,8 @@ class ReplayBuffer:
         for _, counts in self.counts(0):
             add_counts(counts)
 
-    def _next(self, old: int = 0) -> tuple[bool, Counts]:
-        """Reads a block, of which the first `old` rows were read before; whether there was one, and what was left out on the way
-        to it."""
-        item, left_out = apart(next, self._items, None)
+    def _hold(self, item: tuple[Block, State] | None, old: int = 0) -> None:
+        """Takes in a block, of which the first `old` rows were read before; None: there is none any more."""
         block, after = item or (EMPTY, END)
         self.newest = rows = self._seen(block)
         first = self._read
@@ -266,7 +270,6 @@ class ReplayBuffer:
             if self._saves_held:
                 self._unhashed.append(rows)
         self._after, self.ended = after, after == END
-        return item is not None, left_out
 
     @property
     def _first(self) -> int:
@@ -283,8 +286,9 @@ class ReplayBuffer:
     def _read_again(self, of: int, crc: list[int], done: int = 0, values: int = 0) -> None:
         """Reads what was read before the position, of which nothing is counted again."""
         self._again = {}
-        while self._read < of and self._next(of - self._read)[0]:
-            pass
+        while self._read < of and not self.ended:
+            item, _ = apart(next, self._items, None)
+            self._hold(item, of - self._read)
         self.again = self._read <= of
         place = f"{done:,} rows into a block{begins(next(self.blocks, EMPTY))}"
         gone = sum(bisect_left(block.numbers, done) for block in self._blocks)

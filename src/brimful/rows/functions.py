@@ -158,7 +158,9 @@ class SampleFunction(FunctionStage):
     on_error: OnError = "raise"
     learnt: Learnt = field(default_factory=Learnt, kw_only=True, compare=False, repr=False, metadata={"runtime": True})
 
-    types_of = staticmethod(types_of_results)
+    def types_of(self, given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
+        """As `learn_schema` asks."""
+        return types_of_results(given)
 
     def work(self, block: Block) -> SampleResults:
         found = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error, _SAMPLES[self.verb]))
@@ -209,8 +211,11 @@ class MapBlocks(FunctionStage):
     fn: Callable[[Block], Block]
     learnt: Learnt = field(default_factory=Learnt, kw_only=True, compare=False, repr=False, metadata={"runtime": True})
 
-    types_of = staticmethod(types_of_blocks)
     by_row = False
+
+    def types_of(self, given: Sequence[Block]) -> tuple[pa.Schema, bool]:
+        """As `learn_schema` asks."""
+        return types_of_blocks(given)
 
     def work(self, block: Block) -> Block:
         try:
@@ -256,7 +261,9 @@ class Scan(Stage[Block]):
     initial: Any
     learnt: Learnt = field(default_factory=Learnt, kw_only=True, compare=False, repr=False, metadata={"runtime": True})
 
-    types_of = staticmethod(types_of_results)
+    def types_of(self, given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
+        """As `learn_schema` asks."""
+        return types_of_results(given)
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "scan", "follows")

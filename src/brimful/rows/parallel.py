@@ -22,7 +22,7 @@ from brimful.plan.once import once
 from brimful.rows.buffer import Rebatch
 from brimful.rows.pace import Pace
 from brimful.tables.blocks import Block, concat, rows_at
-from brimful.tables.learnt import FirstCalls, Learner, Learnt, known_by, learn_schema, schema_of
+from brimful.tables.learnt import Learner, Learnt, known_by, learn_schema, schema_of
 from brimful.tables.origins import where
 from brimful.tables.ragged import EMPTY
 
@@ -89,12 +89,14 @@ class Parallel:
         """The results of `fn(part, *more())` for the parts of each block of a stage, in order. `Rebatch` cuts the blocks, where
         `pace` says so."""
         rows = rows_at if pace is None else partial(pace.rows, replays=run.replay is not None)
-        with (
-            closing(Rebatch(upstream).cut(at, run, rows)) as items,
-            closing(self.results(fn, self.parts(items), run, name, more, pace, shared=True)) as results,
-        ):
-            for part, made, (last, after) in results:
-                yield CallResult(part, made, last, after)
+        with closing(Rebatch(upstream).cut(at, run, rows)) as items:
+            if not self.max_workers:  # few calls inside of one another, as many stages may be
+                for block, after in items:
+                    yield CallResult(block, _called(fn, block, more, pace), True, after)
+                return
+            with closing(self.results(fn, self.parts(items), run, name, more, pace, shared=True)) as results:
+                for part, made, (last, after) in results:
+                    yield CallResult(part, made, last, after)
 
     def results(
         self,
@@ -112,22 +114,16 @@ class Parallel:
         A function that goes to other processes is pickled. `pace` is told how long each call takes. `shared`: all streams and
         epochs of an iterator (or all epochs of a loader) use the same workers, which end with it.
         """
-
-        def called(fn: Callable[..., Made], block: Block) -> Made | None:
-            if not block.num_rows:
-                return None
-            return fn(block, *more()) if pace is None else pace.timed(block.num_rows, fn, block, *more())
-
         if not self.max_workers or run.replay is not None:
             for block, mark in blocks:
-                yield block, called(fn, block), mark
+                yield block, _called(fn, block, more, pace), mark
             return
         with self._workers(fn, name, run if shared else None) as pool:
             call = fn if pool.remote is None else pool.remote
 
             def each(block: Block) -> tuple[Block, Made | None]:
                 try:
-                    return block, called(call, block)
+                    return block, _called(call, block, more, pace)
                 except DiedError as error:
                     raise StageError(f"{error}, with rows from {where(block, 0)} on") from None
                 except UnsentError as error:
@@ -170,6 +166,15 @@ class Parallel:
             size = max(1, -(-block.num_rows // self._shares))
             for first in range(0, max(1, block.num_rows), size):
                 yield block.slice(first, size), (first + size >= block.num_rows, after)
+
+
+def _called(
+    fn: Callable[..., Made], block: Block, more: Callable[[], tuple[Any, ...]], pace: Pace | None
+) -> Made | None:
+    """The result for a block; None where it has no row."""
+    if not block.num_rows:
+        return None
+    return fn(block, *more()) if pace is None else pace.timed(block.num_rows, fn, block, *more())
 
 
 class _Pool(NamedTuple):
@@ -222,7 +227,7 @@ def typed_blocks(stage: Caller, at: State, run: Run) -> Generator[tuple[Block, S
     with closing(stage.calls(at, run, lambda: schema or None)) as calls:
         results: Iterator[CallResult[Any]] = calls
         if not schema:  # not known, or epoch 0 has no result: those of this run
-            first = _first_calls(stage, calls)
+            first = learn_schema(calls, _watched(stage), stage.types_of)
             schema, results = first.schema, first.calls
             if schema:
                 stage.learnt.keep(run, schema)
@@ -234,7 +239,7 @@ def first_types_of(stage: Caller, epoch: int) -> pa.Schema:
     run = Run(Run.here())
     try:
         with run.entered(), closing(stage.calls(stage.start(epoch), run, lambda: None)) as calls:
-            first = _first_calls(stage, calls)
+            first = learn_schema(calls, _watched(stage), stage.types_of)
             if first.error is not None and not first.schema.names:
                 raise first.error
             return first.schema
@@ -242,14 +247,15 @@ def first_types_of(stage: Caller, epoch: int) -> pa.Schema:
         run.close()
 
 
-def _first_calls(stage: Caller, calls: Iterator[CallResult[Any]]) -> FirstCalls[CallResult[Any]]:
+def _watched(stage: Caller) -> Callable[[CallResult[Any]], Any]:
+    """What gives the results of a call, and counts the epochs that have none."""
     waiting = EmptyEpochGuard(cast(Stage[Any], stage), None)
 
     def results(one: CallResult[Any]) -> Any:
         waiting.saw(0 if one.made is None else len(one.made), one.after)
         return one.made
 
-    return learn_schema(calls, results, stage.types_of)
+    return results
 
 
 def joined(
@@ -295,9 +301,9 @@ class FunctionStage(Stage[Block]):
         return Rebatch(self._read).start(epoch)
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        if self.learnt is not None:
-            yield from typed_blocks(cast(Caller, self), at, run)
-            return
+        return self._untyped(at, run) if self.learnt is None else typed_blocks(cast(Caller, self), at, run)
+
+    def _untyped(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         with closing(self.calls(at, run, lambda: None)) as calls:
             yield from joined(
                 calls, lambda one: one.block if one.made is None else self.finish(one.block, one.made, None)

@@ -32,7 +32,7 @@ class FunctionFormat(Format):
 
     name = "function"
     unit = "row"
-    places = ("done", "row")
+    places: tuple[str, ...] = ("done", "row")
 
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         rows = first_rows(self._good_rows(file))
