@@ -376,8 +376,8 @@ def interleave_datasets(
         stop: what happens at the end of a data set. "first": the mixture ends when the first data set ends. "all": it
             goes on without that data set. "all_repeat": the data set begins again, until each has ended once. If its new
             epoch has no sample, its turn goes to the others, and it begins again at its next turn.
-        by: the unit of the weights, "samples" or "tokens". By "tokens", the tokens served so far are balanced, to within
-            a sample. An empty sample counts as one token.
+        by: the unit of the weights, "samples" or "tokens". By "tokens", the next sample comes from the source that has
+            served the fewest tokens for its weight. An empty sample counts as one token.
         length_column: the list column whose tokens count.
     Raises:
         ValueError: two of them have token ids of different vocabularies in one column.

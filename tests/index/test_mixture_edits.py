@@ -119,18 +119,21 @@ def test_an_indexed_mixture_goes_on_as_a_stream_does(stop: Any) -> None:
         if not (any(ours) and any(saved) and any(first)):
             continue
         one, two = sorted(random.randint(1, 60) for _ in range(2))
-        mixed = IndexInterleave(
-            tuple(made), tuple(ours), stop, before=(Until(0, one, tuple(first)), Until(0, two, tuple(saved)))
-        )
+        changes: list[Until] = []
+        counts = []
+        for place, weights in ((one, first), (two, saved)):
+            so_far = IndexInterleave(tuple(made), tuple(weights), stop, before=tuple(changes))
+            whole = so_far.count_in(0)
+            if whole is None or place < whole:  # else it has ended before
+                counts.append(so_far._course_in(0).count_at(place))
+                changes.append(Until(0, place, tuple(weights)))
+        mixed = IndexInterleave(tuple(made), tuple(ours), stop, before=tuple(changes))
         stream = Interleave(tuple(made), tuple(ours), stop)
         at = stream.start(0)
         at["before"] = [
-            {"until": end, "weights": [[str(key), weight] for key, weight in enumerate(weights)]}
-            for end, weights in ((one, first), (two, saved))
-            if end > 0
+            {"until": count, "weights": [[str(key), weight] for key, weight in enumerate(one.weights)]}
+            for count, one in zip(counts, changes)
         ]
-        if one == two:
-            at["before"].pop()
         expected: list[tuple[int, int]] = []
         with draw.small(16), running(stream, at) as items:
             for block, _ in items:
@@ -249,6 +252,55 @@ def test_places_that_are_none_of_the_mixture_are_refused_with_the_way_out(name: 
     assert Counter(first + rest) == Counter(rows_in(sample)[0] for sample in make((1, 1)))
 
 
+ENDS_IN_HAND: list[tuple[Any, Any, Any]] = [
+    ("all", [1, 0], [1, 1]),
+    ("all", [0, 1], [1, 0]),
+    ("all_repeat", [1, 1], [1, 0]),
+    ("all_repeat", [1, 0], [1, 1]),
+    ("all_repeat", [1, 3], [2, 1]),
+    ("first", [1, 1], [3, 1]),
+    ("all", bf.schedule({0: [1, 0], 32: [0, 1]}), [1, 1]),
+    ("all", bf.schedule({0: [1, 0], 100: [0, 1]}), [3, 1]),
+    ("all_repeat", bf.schedule({0: [1, 0], 40: [1, 1], 90: [0, 1]}, between="linear"), [1, 2]),
+]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize(("stop", "before", "after"), ENDS_IN_HAND)
+def test_an_end_that_is_in_hand_comes_again(stop: Any, before: Any, after: Any, streams: bool) -> None:
+    """Weights that would end the epoch earlier or later do not change what is read again."""
+
+    def made(weights: Any, window: int) -> Any:
+        mixed = bf.interleave_datasets([source(0, 26), source(1, 90)], weights=weights, stop=stop)
+        mixed = mixed.stream() if streams else mixed
+        return mixed.batch(4, window=window) if window else mixed
+
+    for window in (0, 12, 400):
+        with draw.small(16):
+            items, states = run(made(before, window).iter())
+            for place in range(0, len(items) + 1, 1 if window else 5):
+                rest, later = run(made(after, window).iter(states[place], allow={"weights"}))
+                hop = len(rest) // 2
+                assert run(made(after, window).iter(later[hop]))[0] == rest[hop:], (window, place)
+                if window == 400 and place:  # one window has all of the epoch
+                    assert rest == items[place:]
+                found = Counter(row for item in items[:place] + rest for row in item)
+                if stop != "all_repeat":
+                    assert max(found.values(), default=1) == 1, (window, place)
+
+
+def test_a_long_line_stays_as_it_was_written_where_weights_change() -> None:
+    plan = bf.schedule({0: [1, 3], 20_000: [3, 1]}, between="linear")
+    endless = [bf.from_iterable([{"x": number, "input_ids": [1]}] * 10, repeat=True) for number in range(2)]
+    with bf.interleave_datasets(endless, weights=plan).batch(4, window=1000).iter() as it:
+        next(it)
+        state = as_saved(it)
+    later = bf.interleave_datasets(endless, weights=[1, 1]).batch(4, window=1000).iter(state, allow={"weights"})
+    position = later.state_dict()["position"]
+    assert len(json.dumps(position)) < 600
+    assert '"between": "linear"' in json.dumps(position)
+
+
 # -- sources -----------------------------------------------------------------------------------------------------------------
 
 NAMES = "web", "code", "books"
@@ -280,7 +332,10 @@ def test_sources_are_added_and_left_out(streams: bool, way: str) -> None:
             with pytest.raises(bf.StateError, match=r"interleave_datasets\.sources.* allow=\{'sources'\}"):
                 made.iter(states[place])
             rest, later = run(made.iter(states[place], allow={"sources"}))
-            if not streams and later[0]["header"][0]["before"] == [[1, 0, [2, 0, 1]]]:  # all of the epoch is in hand
+            ended = '"ends"' in json.dumps(later[0]["position"]) or place == len(items)
+            if (
+                ended if streams else later[0]["header"][0]["before"] == [[1, 0, [2, 0, 1]]]
+            ):  # all of the epoch is in hand
                 assert rest == items[place:]
                 continue
             found = Counter(row for item in items[:place] + rest for row in item)

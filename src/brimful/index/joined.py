@@ -276,10 +276,10 @@ class Interleave(Joined):
 
     @once
     def count(self) -> int | None:
-        return self._count(segments_of(self.weights))
+        return _count(self._course(segments_of(self.weights), 0))
 
     def count_in(self, epoch: int) -> int | None:
-        return self._count(self._segments(epoch)) if self._edited(epoch) else self.count
+        return _count(self._course_in(epoch))
 
     def edits(self, epoch: int) -> tuple[int, ...]:
         return tuple(one.place for one in self.before if one.epoch == epoch and one.place)
@@ -293,7 +293,7 @@ class Interleave(Joined):
 
     def order(self, epoch: int) -> RowNumbers:
         sources = [over_epochs(upstream, epoch) for upstream in self.upstreams]
-        course, shifts = self._course(self._segments(epoch)), self.shifts
+        course, shifts = self._course_in(epoch), self.shifts
         last_end = 0, np.zeros(len(sources), dtype=np.int64)
 
         def rows(first: int, last: int) -> NDArray[np.int64]:
@@ -310,42 +310,40 @@ class Interleave(Joined):
 
         return rows
 
-    def _segments(self, epoch: int) -> tuple[Segment, ...]:
-        """The stretches of constant weights of an epoch."""
-        found: list[Segment] = []
-        begin = 0
-        ends = [
-            (one.place if one.epoch == epoch else ENDLESS, one.weights) for one in self.before if one.epoch >= epoch
-        ]
-        for end, weights in (*ends, (ENDLESS, self.weights)):
-            if begin < end:
-                own = segments_of(weights)
-                after = [*(one.start for one in own[1:]), ENDLESS]
-                found += [
-                    Segment(max(begin, one.start), one.weights)
-                    for one, last in zip(own, after)
-                    if one.start < end and begin < last
-                ]
-                begin = end
-        return tuple(found)
+    def _course_in(self, epoch: int) -> Course:
+        """An epoch, whose weights may have changed at some places."""
+        found: tuple[Segment, ...] = ()
+        kept = 0
+        for one in self.before:
+            if one.epoch == epoch and one.place:
+                found = (*found, *_from(one.weights, kept))
+                end = self._course(found, kept).count_at(one.place)
+                found, kept = tuple(segment for segment in found if segment.start < end), end
+            elif one.epoch > epoch:
+                return self._course((*found, *_from(one.weights, kept)), kept)
+        return self._course((*found, *_from(self.weights, kept)), kept)
 
-    def _edited(self, epoch: int) -> bool:
-        return any(one.epoch >= epoch for one in self.before)
-
-    def _count(self, segments: tuple[Segment, ...]) -> int | None:
-        total = len(self._course(segments))
-        return None if total >= ENDLESS else total
-
-    def _course(self, segments: tuple[Segment, ...]) -> Course:
+    def _course(self, segments: tuple[Segment, ...], kept: int) -> Course:
         known = self._courses
-        if segments not in known:
-            known[segments] = Course([upstream.count for upstream in self.upstreams], segments, self.stop)
-        return known[segments]
+        if (segments, kept) not in known:
+            known[segments, kept] = Course([upstream.count for upstream in self.upstreams], segments, self.stop, kept)
+        return known[segments, kept]
 
     @once
-    def _courses(self) -> dict[tuple[Segment, ...], Course]:
+    def _courses(self) -> dict[tuple[tuple[Segment, ...], int], Course]:
         """Those that were asked for."""
         return {}
+
+
+def _from(weights: tuple[float, ...] | Schedule, count: int) -> tuple[Segment, ...]:
+    """The stretches of constant weights from a count on."""
+    own = segments_of(weights)
+    ends = [*(one.start for one in own[1:]), ENDLESS]
+    return tuple(Segment(max(count, one.start), one.weights) for one, end in zip(own, ends) if count < end)
+
+
+def _count(course: Course) -> int | None:
+    return None if len(course) >= ENDLESS else len(course)
 
 
 class Until(NamedTuple):

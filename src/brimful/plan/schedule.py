@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -188,11 +188,13 @@ def owed_after(
 class Stretch(NamedTuple):
     """A stretch of constant weights of a mixture whose counts are known.
 
-    `start`: its place in the mixture. `before`: rows that each source gave before. `offsets`: 1/2 less what each is owed.
+    `start`: its place in the mixture. `at`: the count at which its weights begin, which is more where one before it had too few
+    rows. `before`: rows that each source gave before. `offsets`: 1/2 less what each is owed.
     `most`: rows that each gives in it at most.
     """
 
     start: int
+    at: int
     before: IntArray
     weights: NDArray[np.float64]
     offsets: NDArray[np.float64]
@@ -208,6 +210,7 @@ class Course:
 
     Args:
         counts: rows of each; None: no end.
+        kept: a count up to which it is known not to end, as weights were others then.
     Price: .5 ms for each stretch, once; then .5 ms a place that is asked for.
 
     >>> course = Course([6, 6], schedule({0: [1, 0], 2: [1, 1], 6: [0, 1]}).segments, "first")
@@ -215,12 +218,13 @@ class Course:
     (10, [3, 1])
     """
 
-    def __init__(self, counts: Sequence[int | None], segments: Sequence[Segment], stop: Stop) -> None:
+    def __init__(self, counts: Sequence[int | None], segments: Sequence[Segment], stop: Stop, kept: int = 0) -> None:
         self.stretches: list[Stretch] = []
         size = len(counts)
         before, owed, ended, place, at = np.zeros(size, dtype=np.int64), [0.0] * size, [False] * size, 0, 0
-        waited_for = [weight > 0 for weight in segments[-1].weights]
+        to_the_last = [weight > 0 for weight in segments[-1].weights]
         for number, (_, weights) in enumerate(segments):
+            waited_for = to_the_last if segments[number].start >= kept else [True] * size
             own = np.array(weights, dtype=np.float64)
             if stop == "all":
                 own[ended] = 0
@@ -234,7 +238,7 @@ class Course:
             most = limits(left, own, stop, offsets, again)
             if stop == "all_repeat":
                 most = np.where([count == 0 for count in counts], 0, most)
-            here = Stretch(place, before, own, offsets, most)
+            here = Stretch(place, at, before, own, offsets, most)
             self.stretches.append(here)
             total = int(most.sum())
             if number + 1 == len(segments):
@@ -275,6 +279,11 @@ class Course:
 
     def __len__(self) -> int:
         return self._total
+
+    def count_at(self, place: int) -> int:
+        """The count of a schedule at a place: that after the last row before it."""
+        here = self.stretches[max(bisect_left(self._starts, place) - 1, 0)]
+        return here.at + place - here.start
 
     def served(self, place: int) -> IntArray:
         """The rows that each source has given before a place, int64 (n,)."""

@@ -116,8 +116,8 @@ class Interleave(Stage[Block]):
                     more, left_out = apart(self._settle, sources, course)
                 except Exception as error:  # raised once the rows before it are out
                     failure = error
-                if replay is not None and not more:  # its end must come again too: these weights hold for one row more
-                    replay.place = course.served(sources) + 1
+                if replay is not None and not more:  # its end must come again too
+                    replay.ends = True
                 if not more:  # nothing will be asked for after the last block
                     add_counts(left_out)
                     left_out = {}
@@ -184,6 +184,8 @@ class Interleave(Stage[Block]):
 
     def _settle(self, sources: list[_Source], course: _WeightsNow) -> bool:
         """Goes by `stop` until a source is due that has a row; False where none will have one."""
+        if course.is_over(sources) or (self.stop == "all_repeat" and course.all_ended(sources)):
+            return False
         while alive := [source for source in sources if not source.left_out]:
             source = alive[due(*_shares(alive))]
             if not source.weight:  # all others have ended: those that are left wait for weights of their own
@@ -197,7 +199,7 @@ class Interleave(Stage[Block]):
             source.ended = True
             if self.stop == "all":
                 continue
-            if all(one.ended or not course.waits_for(number) for number, one in enumerate(sources)):
+            if course.all_ended(sources):
                 return False
             source.begin_again()
             if source.held.fill():
@@ -221,6 +223,40 @@ class _InForce(NamedTuple):
     weights: Sequence[float]
 
 
+def _clipped(weights: tuple[float, ...] | Schedule, begin: int, end: int) -> list[_InForce]:
+    """The stretches of weights between two counts of what is served."""
+    own = segments_of(weights)
+    ends = [*(segment.start for segment in own[1:]), ENDLESS]
+    return [
+        _InForce(min(last, end), one.weights)
+        for last, one in zip(ends, own)
+        if last > begin and one.start < max(end, 1)
+    ]
+
+
+def _as_json(weights: tuple[float, ...] | Schedule, keys: Sequence[str]) -> dict[str, Any]:
+    """Weights by name, in a state."""
+
+    def named(values: Sequence[float]) -> list[Any]:
+        return [[key, value] for key, value in zip(keys, values) if value]
+
+    if isinstance(weights, Schedule):
+        return {"points": [[one.start, named(one.weights)] for one in weights.points], "between": weights.between}
+    return {"weights": named(weights)}
+
+
+def _weights_in(one: Mapping[str, Any], keys: Sequence[str]) -> tuple[float, ...] | Schedule:
+    """The weights of some data sets that `_as_json` wrote; 0 of those that it does not name."""
+
+    def of(values: Any) -> tuple[float, ...]:
+        known = dict(values)
+        return tuple(known.get(key, 0.0) for key in keys)
+
+    if "weights" in one:
+        return of(one["weights"])
+    return Schedule(tuple(Segment(start, of(values)) for start, values in one["points"]), "samples", one["between"])
+
+
 class _WeightsNow:
     """Which weights hold, and what each source is owed since they do.
 
@@ -235,18 +271,20 @@ class _WeightsNow:
         self.passed_on: int = at.get("passed_on", 0)
         owed = dict(at.get("owed", ()))
         self.owed: list[float] = [owed.get(key, 0.0) for key in keys]
-        own = segments_of(weights)
-        self._before = [
-            _InForce(one["until"], [dict(one["weights"]).get(key, 0.0) for key in keys]) for one in at.get("before", ())
-        ]
-        after = self._before[-1].end if self._before else 0
-        ends = [*(segment.start for segment in own[1:]), ENDLESS]
-        self._pieces = self._before + [_InForce(end, one.weights) for end, one in zip(ends, own) if end > after]
-        self._last = own[-1].weights
+        self._before: list[dict[str, Any]] = at.get("before", [])
+        self._pieces: list[_InForce] = []
+        after = 0
+        for one in self._before:
+            self._pieces += _clipped(_weights_in(one, keys), after, one["until"])
+            after = one["until"]
+        self._kept = after
+        self._ends = after if self._before and "ends" in self._before[-1] else ENDLESS
+        self._pieces += _clipped(weights, after, ENDLESS)
+        self._last = segments_of(weights)[-1].weights
 
     @property
     def state(self) -> dict[str, Any]:
-        before = [self._named(end, weights) for end, weights in self._before if end > self.since]
+        before = [one for one in self._before if one["until"] > self.since or "ends" in one]
         return self.begun | ({"before": before} if before else {})
 
     @property
@@ -281,9 +319,11 @@ class _WeightsNow:
         self.settle(sources)
         return True
 
-    def waits_for(self, number: int) -> bool:
-        """Whether a source has a share to the last."""
-        return self._last[number] > 0
+    def all_ended(self, sources: Sequence[_Source]) -> bool:
+        """Whether all sources have ended once that have a share to the last. Up to where weights changed all have: no epoch did
+        end there."""
+        kept = self.since < self._kept
+        return all(one.ended or not (kept or self._last[number] > 0) for number, one in enumerate(sources))
 
     @property
     def shares(self) -> list[int]:
@@ -291,18 +331,19 @@ class _WeightsNow:
         left = [piece.weights for piece in self._pieces if piece.end > self.since]
         return [number for number in range(len(self._keys)) if any(weights[number] > 0 for weights in left)]
 
-    def between(self, since: int, served: int) -> list[dict[str, Any]]:
-        """The weights that hold from one count of what is served to another, each with where it ends."""
-        found = []
-        for end, weights in self._pieces:
-            if end > since:
-                found.append(self._named(min(end, served), weights))
-            if end >= served:
-                break
-        return found
+    def before(self, until: int, ends: bool, saved: tuple[float, ...] | Schedule) -> list[dict[str, Any]]:
+        """What a state says of the weights up to a count of what is served: those that hold before the `saved` ones, and these;
+        `ends`: the epoch ends there."""
+        found = [{**one, "until": min(one["until"], until)} for one in self._before if one["until"] > self.since]
+        if not found or found[-1]["until"] < until:
+            found.append({"until": until, **_as_json(saved, self._keys)})
+        if ends:
+            return [*found[:-1], {**found[-1], "ends": 1}]
+        return [one for one in found if one["until"] > self.since]
 
-    def _named(self, end: int, weights: Sequence[float]) -> dict[str, Any]:
-        return {"until": end, "weights": [[key, weight] for key, weight in zip(self._keys, weights) if weight]}
+    def is_over(self, sources: Sequence[_Source]) -> bool:
+        """Whether the epoch ended here before the weights changed: then it ends so again."""
+        return self.served(sources) >= self._ends
 
     @property
     def _now(self) -> _InForce:
@@ -325,14 +366,16 @@ class _Replay:
     """
 
     def __init__(self, mixture: Interleave, at: State, course: _WeightsNow, replay: list[Any]) -> None:
-        self._mixture, self._at, self._course = mixture, at, course
+        self._mixture, self._at = mixture, at
         self._began = course.begun
+        self._began_with = _WeightsNow(weights_saved(mixture.saved or {}, mixture.keys), mixture.keys, at)
         served = sum(one.get("served", 0) for one in mixture.parts(at))
         self.place = self._until = course.since - course.passed_on + served
+        self.ends = self._ends = False
         replay.append(self)
 
     def reached(self) -> None:
-        self._until = self.place
+        self._until, self._ends = self.place, self.ends
 
     def hold(self, parts: Collection[int]) -> tuple[str, int] | None:
         """As `Replayed` says.
@@ -342,12 +385,13 @@ class _Replay:
         """
         if id(self._at) in parts:
             sources = [one for one in self._mixture.parts(self._at) if one]
-            before = self._course.between(self._began.get("since", 0), self._until)
+            mixture = self._mixture
+            before = self._began_with.before(self._until, self._ends, weights_saved(mixture.saved or {}, mixture.keys))
             epoch = self._at["epoch"]
             self._at.clear()
             self._at.update(epoch=epoch, sources=sources, **self._began, **({"before": before} if before else {}))
             return "sample" if self._mixture.length_column is None else "token", self._until
-        if self._until:
+        if self._until or self._ends:
             saved, ours = (self._mixture.saved or {})["weights"], described(self._mixture.weights)
             raise StateError(
                 f"{verb_of(self._mixture)} cannot change weights {saved} to {ours} at this state: the rows that must be read "
