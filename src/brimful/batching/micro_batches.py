@@ -24,8 +24,8 @@ class MicroBatches(Stage[Batch]):
 
     Where neither an index nor the plan knows the labels of all ranks, they are this rank's. Steps are counted from the beginning
     of what they are made of, an epoch or epochs without end, whose last one may have fewer batches. State: the upstream's;
-    inside a step {"step": [micro_batches, ranks, batches of it to come, labels of it so far, where all ranks know them], "after":
-    the upstream's}. With another number of batches or ranks than were saved a step begins there.
+    inside a step {"step": {"micro_batches", "ranks", "left": batches of it to come, "labels": those of it so far, where all ranks
+    know them}, "after": the upstream's}. With another number of batches or ranks than were saved a step begins there.
     """
 
     verb = ""
@@ -41,13 +41,14 @@ class MicroBatches(Stage[Batch]):
         return with_batches(found, planned_by=words, micro_batches=self.micro_batches)
 
     def items(self, at: State, run: Run) -> Generator[tuple[Batch, State], None, None]:
-        size = [self.micro_batches, batch_facts(self.upstream).num_ranks()]
+        ranks = batch_facts(self.upstream).num_ranks()
+        size = {"micro_batches": self.micro_batches, "ranks": ranks}
         left = self.micro_batches
         so_far: NumLabels | None = NumLabels(0, 0)
         if isinstance(at, dict) and at.keys() == {"step", "after"}:
-            *saved, to_come, known = at["step"]
-            if saved == size:
-                left, so_far = to_come, known and NumLabels(*known)
+            step = at["step"]
+            if step | size == step:
+                left, so_far = step["left"], step["labels"] and NumLabels(*step["labels"])
             at = at["after"]
         with running(self.upstream, at, run) as found:
             items = with_counts(found)
@@ -64,7 +65,7 @@ class MicroBatches(Stage[Batch]):
                 each, here = [batch.num_labels for batch in step], None
                 if None in each:
                     own = self._here(step)
-                    each, here = (own, None) if size[1] == 1 else (each, step_labels(own))
+                    each, here = (own, None) if ranks == 1 else (each, step_labels(own))
                 labels = step_labels([so_far, *each])
                 for ((batch, after), left_out), of_batch in zip(taken, each, strict=True):
                     add_counts(left_out)
@@ -73,7 +74,8 @@ class MicroBatches(Stage[Batch]):
                     so_far = step_labels([so_far, of_batch])
                     weight = 1.0 if batch.weight is None else batch.weight
                     made = replace(batch, weight=weight, num_labels=labels, num_labels_here=here, ends_step=ends)
-                    yield made, after if ends else {"step": [*size, left, so_far and [*so_far]], "after": after}
+                    open_step = {**size, "left": left, "labels": so_far and [*so_far]}
+                    yield made, after if ends else {"step": open_step, "after": after}
                 add_counts(after_all)
                 left, so_far = self.micro_batches, NumLabels(0, 0)
 
