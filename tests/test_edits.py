@@ -297,7 +297,7 @@ def test_an_iterable_is_compared_by_the_rows_that_were_taken_last() -> None:
         for _ in range(600 - 100):
             next(it)
         state = it.state_dict()
-    done = state["position"]["rows"][1]  # before the block at hand
+    done = state["position"]["rows"]["done"]  # before the block at hand
     for number in (0, done - 1, done):
         other = [*rows[:number], {"n": -1}, *rows[number + 1 :]]
         again = partial(bf.from_iterable(other).iter, state)

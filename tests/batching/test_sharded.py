@@ -134,7 +134,7 @@ def test_streamed_data_are_refused_at_a_world_size_above_one() -> None:
 
 def test_indexed_data_that_were_made_a_stream_can_be_divided_without_that() -> None:
     streamed = dataset(10).stream().filter(bool)
-    with pytest.raises(ValueError, match=r"\(by filter\) cannot be divided .* can be divided: leave out stream\(\)"):
+    with pytest.raises(ValueError, match=r"\(by filter\) cannot be divided .* can be divided, .* leave out stream\(\)"):
         next(iter(streamed.batch(2).shard(0, 2)))
     assert len(list(dataset(10).filter(bool).batch(2).shard(0, 2))) == 3
 

@@ -75,8 +75,11 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 self._state = self._context.run(stage.start, epoch)
             else:
                 self._header, self._state = self._resumed(state_dict, different)
-        except StopIteration as error:
-            raise _no_end(error) from error
+        except BaseException as error:
+            self._run.close()  # a state that is refused may have begun workers, which looked for types
+            if isinstance(error, StopIteration):
+                raise _no_end(error) from error
+            raise
         _ITERATORS.add(self)
 
     def __next__(self) -> T:
