@@ -21,7 +21,7 @@ from brimful.dataset import dataset_of
 from brimful.index.indexed import Indexed
 from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.joined import Interleave as IndexInterleave
-from brimful.index.joined import Until
+from brimful.index.joined import WeightsUntil
 from brimful.rows.mixing import Interleave
 from tests import strategies as draw
 from tests.effort import times
@@ -119,14 +119,14 @@ def test_an_indexed_mixture_goes_on_as_a_stream_does(stop: Any) -> None:
         if not (any(ours) and any(saved) and any(first)):
             continue
         one, two = sorted(random.randint(1, 60) for _ in range(2))
-        changes: list[Until] = []
+        changes: list[WeightsUntil] = []
         counts = []
         for place, weights in ((one, first), (two, saved)):
             so_far = IndexInterleave(tuple(made), tuple(weights), stop, before=tuple(changes))
             whole = so_far.count_in(0)
             if whole is None or place < whole:  # else it has ended before
                 counts.append(so_far._course_in(0).count_at(place))
-                changes.append(Until(0, place, tuple(weights)))
+                changes.append(WeightsUntil(0, place, tuple(weights)))
         mixed = IndexInterleave(tuple(made), tuple(ours), stop, before=tuple(changes))
         stream = Interleave(tuple(made), tuple(ours), stop)
         at = stream.start(0)

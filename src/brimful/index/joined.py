@@ -20,8 +20,8 @@ from brimful.index.indexed import Indexed, RowNumbers, Source, over_epochs
 from brimful.plan.errors import MOST, DataError, StateError
 from brimful.plan.mix import ENDLESS, Stop
 from brimful.plan.once import once
-from brimful.plan.schedule import Course, Schedule, Segment, check, segments_of
-from brimful.rows.mixing import is_unchanged, keys_of, mixture_settings, weights_saved
+from brimful.plan.schedule import Course, Schedule, Segment, check, segments_of, spans_of
+from brimful.rows.mixing import is_unchanged, keys_of, keys_saved, mixture_settings, weights_saved
 from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal
 from brimful.tables.ragged import LABELS, REMEDIES, array_of, distinct, no_column
@@ -216,7 +216,7 @@ class Interleave(Joined):
     names: tuple[str, ...] = ()
     draws: int | None = not_in_state(None)
     """As of `rows.mixing.Interleave`."""
-    before: tuple[Until, ...] = not_in_state(())
+    before: tuple[WeightsUntil, ...] = not_in_state(())
     """The weights that held before those of this mixture, in order."""
     mark: Mark | None = not_in_state(None)
     """Where it is found out how far those of a state hold."""
@@ -239,9 +239,9 @@ class Interleave(Joined):
 
     def as_saved(self, entry: Mapping[str, Any]) -> Interleave:
         """As `core.replay.Mixture` says; so are the others."""
-        keys = self.names or tuple(map(str, range(len(self.upstreams))))
+        keys = keys_of(self.names, len(self.upstreams))
         before = tuple(
-            Until(epoch, place, weights_saved({**entry, "weights": weights}, keys))
+            WeightsUntil(epoch, place, weights_saved({**entry, "weights": weights}, keys))
             for epoch, place, weights in entry.get("before", ())
         )
         draws = entry["draws"] if "draws" in entry and self.names else self.draws
@@ -250,8 +250,8 @@ class Interleave(Joined):
     def before_edit(self, entry: Mapping[str, Any]) -> Interleave:
         if is_unchanged(self, entry):
             return self
-        keys = self.names or tuple(keys_of(entry))
-        if gone := [key for key in keys_of(entry) if key not in keys]:
+        keys = keys_of(self.names, len(self.upstreams))
+        if gone := [key for key in keys_saved(entry) if key not in keys]:
             raise StateError(
                 f"interleave_datasets cannot leave out {gone[0]!r}: a place in an indexed mixture is counted with all that it "
                 "was mixed of. Give it with a weight of 0 and allow={'weights'}. Or begin with stream(), which can leave sources "
@@ -264,7 +264,7 @@ class Interleave(Joined):
             return self
         epoch, place = before.mark.last
         kept = [one for one in self.before if one.epoch >= before.mark.first]
-        return replace(self, before=(*kept, Until(epoch, place, before.weights)))
+        return replace(self, before=(*kept, WeightsUntil(epoch, place, before.weights)))
 
     def held(self, began: int, epoch: int, place: int) -> None:
         super().held(began, epoch, place)  # refuses mixtures below
@@ -316,12 +316,11 @@ class Interleave(Joined):
         kept = 0
         for one in self.before:
             if one.epoch == epoch and one.place:
-                found = (*found, *_from(one.weights, kept))
-                end = self._course(found, kept).count_at(one.place)
-                found, kept = tuple(segment for segment in found if segment.start < end), end
+                end = self._course((*found, *_segments(one.weights, kept)), kept).count_at(one.place)
+                found, kept = (*found, *_segments(one.weights, kept, end)), end
             elif one.epoch > epoch:
-                return self._course((*found, *_from(one.weights, kept)), kept)
-        return self._course((*found, *_from(self.weights, kept)), kept)
+                return self._course((*found, *_segments(one.weights, kept)), kept)
+        return self._course((*found, *_segments(self.weights, kept)), kept)
 
     def _course(self, segments: tuple[Segment, ...], kept: int) -> Course:
         known = self._courses
@@ -335,18 +334,15 @@ class Interleave(Joined):
         return {}
 
 
-def _from(weights: tuple[float, ...] | Schedule, count: int) -> tuple[Segment, ...]:
-    """The stretches of constant weights from a count on."""
-    own = segments_of(weights)
-    ends = [*(one.start for one in own[1:]), ENDLESS]
-    return tuple(Segment(max(count, one.start), one.weights) for one, end in zip(own, ends) if count < end)
+def _segments(weights: tuple[float, ...] | Schedule, begin: int, end: int = ENDLESS) -> tuple[Segment, ...]:
+    return tuple(Segment(span.begin, span.weights) for span in spans_of(weights, begin, end))
 
 
 def _count(course: Course) -> int | None:
     return None if len(course) >= ENDLESS else len(course)
 
 
-class Until(NamedTuple):
+class WeightsUntil(NamedTuple):
     """Weights that hold up to a place of an epoch."""
 
     epoch: int

@@ -160,6 +160,26 @@ def segments_of(weights: Sequence[float] | Schedule) -> tuple[Segment, ...]:
     return weights.segments if isinstance(weights, Schedule) else (Segment(0, tuple(weights)),)
 
 
+class Span(NamedTuple):
+    """Weights between two counts of samples, or tokens, served in all."""
+
+    begin: int
+    end: int
+    weights: tuple[float, ...]
+
+
+def spans_of(weights: Sequence[float] | Schedule, begin: int = 0, end: int = ENDLESS) -> list[Span]:
+    """The stretches of constant weights of a mixture between two counts.
+
+    >>> [tuple(span) for span in spans_of(schedule({0: [1, 0], 2: [1, 1], 6: [0, 1]}), 1, 6)]
+    [(1, 2, (1.0, 0.0)), (2, 6, (1.0, 1.0))]
+    """
+    own = segments_of(weights)
+    ends = [*(segment.start for segment in own[1:]), ENDLESS]
+    spans = [Span(max(begin, one.start), min(last, end), one.weights) for one, last in zip(own, ends)]
+    return [span for span in spans if span.begin < span.end]
+
+
 def owed_after(
     owed: Sequence[float], served: Sequence[int], weights: Sequence[float], gone: Collection[int] = ()
 ) -> list[float]:

@@ -42,7 +42,7 @@ def coalesced(stage: Stage[Block], at: State, run: Run) -> Generator[tuple[Block
     patience = Patience(facts_of(stage).cut_by_time and run.replay is None)
     with awaited(stage, at, run) as items:
         try:
-            while True:
+            while True:  # as `with_counts`, without its call: many stages may lie one above another
                 item, left_out = apart(next, items, None)
                 if item is None:
                     add_counts(left_out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from brimful.core.run import Run
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, not_in_state, running
 from brimful.plan.errors import StateError
 from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
-from brimful.plan.schedule import Schedule, Segment, check, owed_after, segments_of
+from brimful.plan.schedule import Schedule, Segment, Span, check, owed_after, segments_of, spans_of
 from brimful.rows.buffer import ReplayBuffer
 from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal, union_of
@@ -47,8 +47,8 @@ class Interleave(Stage[Block]):
     State: {"epoch", "sources": [{"name", where it has one, "served": rows or tokens since weights changed, "epoch": its own, if
     that is another one, "ended" once, "passed" a turn on since, and the position of its `ReplayBuffer`}]}. Once weights have
     changed, also "since" (rows or tokens served up to there), "owed" (to each source, then), "before": [{"until": so many are
-    served, "weights"}] of the weights that hold before those of this mixture, and "passed_on" (since then, by data sets without
-    a row). What is 0, false or empty is left out.
+    served, "weights" by name, or "points" and "between" of a schedule, "ends" if the epoch ends there}] of the weights that hold
+    before those of this mixture, and "passed_on" (since then, by data sets without a row). What is 0, false or empty is left out.
     """
 
     verb = "interleave_datasets"
@@ -83,7 +83,7 @@ class Interleave(Stage[Block]):
     @property
     def keys(self) -> tuple[str, ...]:
         """The names of the data sets, or else their numbers."""
-        return self.names or tuple(map(str, range(len(self.upstreams))))
+        return keys_of(self.names, len(self.upstreams))
 
     def start(self, epoch: int) -> State:
         begun = [{"rows": one.start(epoch)} for one in self.upstreams]
@@ -95,8 +95,8 @@ class Interleave(Stage[Block]):
         course = _WeightsNow(weights, self.keys, at)
         replay = None
         if run.replay is not None and self.saved is not None:
-            self._require_sources(at, keys_of(self.saved))
-            replay = _Replay(self, at, course, run.replay)
+            self._require_sources(at, self.saved)
+            replay = _Replay(self, self.saved, at, course, run.replay)
         with ExitStack() as stack:
             own = (
                 _Source(upstream, one, epoch, leaves=self.stop == "all", run=run)
@@ -148,7 +148,7 @@ class Interleave(Stage[Block]):
 
         if self.saved is None:
             return replace(self, weights=part(self.weights))
-        saved = {**self.saved, "weights": described(part(weights_saved(self.saved, keys_of(self.saved))))}
+        saved = {**self.saved, "weights": described(part(weights_saved(self.saved, keys_saved(self.saved))))}
         return replace(self, weights=part(self.weights), saved=saved)
 
     def as_saved(self, entry: Mapping[str, Any]) -> Interleave:
@@ -165,14 +165,14 @@ class Interleave(Stage[Block]):
         """The same: its position says how it goes on."""
         return self
 
-    def _require_sources(self, at: Mapping[str, Any], saved: Sequence[str]) -> None:
+    def _require_sources(self, at: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         """Refuses to leave out a data set of which rows may have to come again.
 
         Raises:
             StateError: naming it, and what to do.
         """
-        gone = [key for key in saved if key not in self.keys]
-        if gone and (shares := _WeightsNow(weights_saved(self.saved or {}, gone), gone, at).shares):
+        gone = [key for key in keys_saved(saved) if key not in self.keys]
+        if gone and (shares := _WeightsNow(weights_saved(saved, gone), gone, at).shares):
             raise StateError(
                 f"interleave_datasets cannot leave out {gone[shares[0]]!r} at this state: it has a share of the rows that may "
                 "have to be read again. Give it once more, with a weight of 0 and allow={'weights'}, and leave it out at a later "
@@ -209,29 +209,9 @@ class Interleave(Stage[Block]):
                 if course.skip(sources):
                     continue
             others = [one for one in alive if one is not source]
-            with_rows = [
-                one for one in others if not one.passed
-            ] or others  # two without a row would pass turns to each other
-            course.passed_on += source.pass_on(min((one.time for one in with_rows), default=0.0))
+            with_rows = [one for one in others if not one.passed]  # two without a row would pass turns to each other
+            course.passed_on += source.pass_on(min((one.time for one in with_rows or others), default=0.0))
         return False
-
-
-class _InForce(NamedTuple):
-    """Weights, and how much is served in all where they end."""
-
-    end: int
-    weights: Sequence[float]
-
-
-def _clipped(weights: tuple[float, ...] | Schedule, begin: int, end: int) -> list[_InForce]:
-    """The stretches of weights between two counts of what is served."""
-    own = segments_of(weights)
-    ends = [*(segment.start for segment in own[1:]), ENDLESS]
-    return [
-        _InForce(min(last, end), one.weights)
-        for last, one in zip(ends, own)
-        if last > begin and one.start < max(end, 1)
-    ]
 
 
 def _as_json(weights: tuple[float, ...] | Schedule, keys: Sequence[str]) -> dict[str, Any]:
@@ -266,20 +246,20 @@ class _WeightsNow:
     """
 
     def __init__(self, weights: tuple[float, ...] | Schedule, keys: Sequence[str], at: Mapping[str, Any]) -> None:
-        self._keys = keys
+        self._keys, self._own = keys, weights
         self.since: int = at.get("since", 0)
         self.passed_on: int = at.get("passed_on", 0)
         owed = dict(at.get("owed", ()))
         self.owed: list[float] = [owed.get(key, 0.0) for key in keys]
         self._before: list[dict[str, Any]] = at.get("before", [])
-        self._pieces: list[_InForce] = []
+        self._pieces: list[Span] = []
         after = 0
         for one in self._before:
-            self._pieces += _clipped(_weights_in(one, keys), after, one["until"])
+            self._pieces += spans_of(_weights_in(one, keys), after, one["until"])
             after = one["until"]
         self._kept = after
         self._ends = after if self._before and "ends" in self._before[-1] else ENDLESS
-        self._pieces += _clipped(weights, after, ENDLESS)
+        self._pieces += spans_of(weights, after)
         self._last = segments_of(weights)[-1].weights
 
     @property
@@ -331,22 +311,22 @@ class _WeightsNow:
         left = [piece.weights for piece in self._pieces if piece.end > self.since]
         return [number for number in range(len(self._keys)) if any(weights[number] > 0 for weights in left)]
 
-    def before(self, until: int, ends: bool, saved: tuple[float, ...] | Schedule) -> list[dict[str, Any]]:
-        """What a state says of the weights up to a count of what is served: those that hold before the `saved` ones, and these;
-        `ends`: the epoch ends there."""
-        found = [{**one, "until": min(one["until"], until)} for one in self._before if one["until"] > self.since]
+    def before(self, since: int, until: int, ends: bool) -> list[dict[str, Any]]:
+        """What a state says of these weights between two counts of what is served, where others are to follow; `ends`: the epoch
+        ends there."""
+        found = [{**one, "until": min(one["until"], until)} for one in self._before if one["until"] > since]
         if not found or found[-1]["until"] < until:
-            found.append({"until": until, **_as_json(saved, self._keys)})
+            found.append({"until": until, **_as_json(self._own, self._keys)})
         if ends:
             return [*found[:-1], {**found[-1], "ends": 1}]
-        return [one for one in found if one["until"] > self.since]
+        return [one for one in found if one["until"] > since]
 
     def is_over(self, sources: Sequence[_Source]) -> bool:
         """Whether the epoch ended here before the weights changed: then it ends so again."""
         return self.served(sources) >= self._ends
 
     @property
-    def _now(self) -> _InForce:
+    def _now(self) -> Span:
         """The one that holds now."""
         return next(piece for piece in self._pieces if piece.end > self.since)
 
@@ -365,10 +345,11 @@ class _Replay:
         StateError: a source that has a share of what may have to come again is none of ours.
     """
 
-    def __init__(self, mixture: Interleave, at: State, course: _WeightsNow, replay: list[Any]) -> None:
-        self._mixture, self._at = mixture, at
+    def __init__(
+        self, mixture: Interleave, saved: Mapping[str, Any], at: State, course: _WeightsNow, replay: list[Any]
+    ) -> None:
+        self._mixture, self._saved, self._at, self._course = mixture, saved, at, course
         self._began = course.begun
-        self._began_with = _WeightsNow(weights_saved(mixture.saved or {}, mixture.keys), mixture.keys, at)
         served = sum(one.get("served", 0) for one in mixture.parts(at))
         self.place = self._until = course.since - course.passed_on + served
         self.ends = self._ends = False
@@ -385,14 +366,13 @@ class _Replay:
         """
         if id(self._at) in parts:
             sources = [one for one in self._mixture.parts(self._at) if one]
-            mixture = self._mixture
-            before = self._began_with.before(self._until, self._ends, weights_saved(mixture.saved or {}, mixture.keys))
+            before = self._course.before(self._began.get("since", 0), self._until, self._ends)
             epoch = self._at["epoch"]
             self._at.clear()
             self._at.update(epoch=epoch, sources=sources, **self._began, **({"before": before} if before else {}))
             return "sample" if self._mixture.length_column is None else "token", self._until
         if self._until or self._ends:
-            saved, ours = (self._mixture.saved or {})["weights"], described(self._mixture.weights)
+            saved, ours = self._saved["weights"], described(self._mixture.weights)
             raise StateError(
                 f"{verb_of(self._mixture)} cannot change weights {saved} to {ours} at this state: the rows that must be read "
                 f"again go over the start of epoch {self._at['epoch']:,} of the mixture, and a state says only where they begin; "
@@ -507,11 +487,15 @@ def mixture_settings(stage: Any, runs: str, length_column: str | None = None) ->
     return known | own
 
 
-def keys_of(entry: Mapping[str, Any]) -> list[str]:
-    """The names of the data sets of a mixture in a header, or else their numbers."""
+def keys_of(names: Sequence[str], count: int) -> tuple[str, ...]:
+    """The names of the data sets of a mixture, or else their numbers."""
+    return tuple(names) or tuple(map(str, range(count)))
+
+
+def keys_saved(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """As `keys_of`, of the mixture in a header."""
     weights = entry["weights"]
-    count = len(weights if isinstance(weights, list) else weights["points"][0][1])
-    return entry.get("sources") or [*map(str, range(count))]
+    return keys_of(entry.get("sources", ()), len(weights if isinstance(weights, list) else weights["points"][0][1]))
 
 
 def is_unchanged(stage: Any, entry: Mapping[str, Any]) -> bool:
@@ -521,7 +505,7 @@ def is_unchanged(stage: Any, entry: Mapping[str, Any]) -> bool:
 
 def weights_saved(entry: Mapping[str, Any], keys: Sequence[str]) -> tuple[float, ...] | Schedule:
     """The weights in a header of some data sets; 0 of those that it does not have."""
-    saved = keys_of(entry)
+    saved = keys_saved(entry)
 
     def of(weights: Sequence[float]) -> tuple[float, ...]:
         return tuple(weights[saved.index(key)] if key in saved else 0.0 for key in keys)
