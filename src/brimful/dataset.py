@@ -60,7 +60,9 @@ from brimful.store.writer import write_store
 from brimful.tables.blocks import Block, Sample, samples
 from brimful.tables.describe import as_html, as_text, described_chain
 from brimful.tables.hashes import Side, Split
+from brimful.tables.learnt import Learnt
 from brimful.tables.ragged import TruncateSide
+from brimful.tables.schema import Types, asked
 from brimful.tensors.collated import Unlabelled
 
 if TYPE_CHECKING:
@@ -209,6 +211,7 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
+        schema: Types | None = None,
     ) -> Dataset:
         """Replaces each sample by `fn(sample)`. With a seed, brimful calls `fn(sample, rng)` with a numpy generator.
 
@@ -226,13 +229,15 @@ class Dataset:
                 functions that compute in Python. cloudpickle sends them to the workers, so functions from your script
                 work too. Blocks travel as Arrow IPC.
             prefetch_factor: how many parts of blocks each worker may work on, or hold ready, before they are needed.
+            schema: the type of every column of the results, as for `from_files`. By default, the first results show them.
+                Objects stay as they are, if JSON gives them back unchanged. Others become structs.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
         [{'y': 2}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._called("map", fn, seed, on_error, parallel)
+        return self._called("map", fn, seed, on_error, parallel, schema)
 
     def filter(
         self,
@@ -271,6 +276,7 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
+        schema: Types | None = None,
     ) -> Dataset:
         """Replaces each sample by `fn(sample)`, and leaves it out if the result is None. With a seed, brimful calls
         `fn(sample, rng)`.
@@ -283,7 +289,7 @@ class Dataset:
         [{'n': 1}, {'n': 2}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._called("filter_map", fn, seed, on_error, parallel)
+        return self._called("filter_map", fn, seed, on_error, parallel, schema)
 
     def flat_map(
         self,
@@ -294,6 +300,7 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
+        schema: Types | None = None,
     ) -> Dataset:
         """Replaces each sample by all samples of `fn(sample)`. With a seed, brimful calls `fn(sample, rng)`. Other
         arguments are as for `map`.
@@ -304,7 +311,7 @@ class Dataset:
         [{'text': 'a'}, {'text': 'b'}, {'text': 'c'}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._called("flat_map", fn, seed, on_error, parallel)
+        return self._called("flat_map", fn, seed, on_error, parallel, schema)
 
     def map_blocks(
         self,
@@ -329,7 +336,9 @@ class Dataset:
         parallel = Parallel(max_workers, executor_type, prefetch_factor, shares=False)
         return self._add(MapBlocks(self.stage, function("map_blocks", fn), parallel=parallel))
 
-    def scan(self, fn: Callable[[Any, Sample], tuple[Any, Sample]], initial: Any) -> Dataset:
+    def scan(
+        self, fn: Callable[[Any, Sample], tuple[Any, Sample]], initial: Any, *, schema: Types | None = None
+    ) -> Dataset:
         """Replaces each sample by the second value of `fn(carry, sample)`. The first value is the carry of the next
         call, as in jax.lax.scan.
 
@@ -338,6 +347,7 @@ class Dataset:
             initial: the carry of the first call of each epoch (after `concat_chunk`, of the first epoch). Every carry is
                 plain JSON: None, bool, int, finite float, str, lists and dicts of these. The state holds one carry, so
                 keep it small.
+            schema: the type of every column of the samples, as for `map`.
         Raises:
             TypeError: `initial` is not plain JSON.
             ValueError: the data are read as several streams.
@@ -349,7 +359,7 @@ class Dataset:
         >>> list(bf.from_sequence([{"x": 1}, {"x": 2}, {"x": 4}]).scan(running_total, 0))
         [{'total': 1}, {'total': 3}, {'total': 7}]
         """
-        return self._add(Scan(self.stage, function("scan", fn), initial))
+        return self._add(Scan(self.stage, function("scan", fn), initial, learnt=Learnt(asked(schema))))
 
     def sliding_window(self, width: int) -> Dataset:
         """Joins `width` neighbours into one sample. Each column becomes a list of their values. An epoch of n samples
@@ -1282,13 +1292,15 @@ class Dataset:
                 "collate_fn out, and return dicts of numbers, lists, 1-D tensors and texts"
             )
 
-    def _called(self, verb: str, fn: Any, seed: int | None, on_error: OnError, parallel: Parallel) -> Dataset:
+    def _called(
+        self, verb: str, fn: Any, seed: int | None, on_error: OnError, parallel: Parallel, schema: Types | None = None
+    ) -> Dataset:
         """A stage that calls a user's function. With a seed, each row has a key to draw random numbers by."""
         given = function(verb, fn), seed is not None, _checked(on_error)
         rows = self.stage if seed is None else RowKeys(self.stage, seed)
         if verb == "filter":
             return self._add(Filter(rows, *given, parallel=parallel))
-        return self._add(SampleFunction(rows, verb, *given, parallel=parallel))
+        return self._add(SampleFunction(rows, verb, *given, parallel=parallel, learnt=Learnt(asked(schema))))
 
     def _check_end(self, method: str, *, repeats: bool = False) -> None:
         """Refuses a chain whose epoch has no end, where all of it would be kept."""

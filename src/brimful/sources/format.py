@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar, final
 
@@ -16,7 +16,7 @@ from brimful.plan.errors import DataError, StageError, StateError, logger
 from brimful.sources.bytes import Bytes
 from brimful.tables.blocks import Block, Sample, concat
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import EMPTY, with_column
+from brimful.tables.ragged import EMPTY, array_of, with_column
 from brimful.tables.schema import MisfitError, conform_rows
 
 T = TypeVar("T")
@@ -329,6 +329,11 @@ class RecordParser(ABC, Generic[T]):
         """Why a record is bad, where that is seen before `block` is asked, or would not be seen by it."""
         return None
 
+    def doubtful(self, records: Mapping[int, T]) -> Collection[int]:
+        """The numbers of the records that `block` may refuse, as far as that is cheap to see: they are parsed alone, so that the
+        others need not be halved. It may name others too."""
+        return ()
+
     def rows(self, records: Mapping[int, T]) -> Parsed:
         """The rows of records by their numbers, in order, and why others gave none."""
         unknown: list[int] = []
@@ -340,14 +345,29 @@ class RecordParser(ABC, Generic[T]):
                 errors[number] = why
                 if self.on_error == "raise":
                     break
-        blocks, found = parse_by_halves(
-            unknown, lambda part: self.block([records[number] for number in part]), self.refused, self.on_error
-        )
+
+        def parse(part: list[int]) -> Block:
+            return self.block([records[number] for number in part])
+
+        alone = {*self.doubtful({number: records[number] for number in unknown})}
+        together = [number for number in unknown if number not in alone]
+        blocks, found = parse_by_halves(together, parse, self.refused, self.on_error)
+        for number in sorted(alone):
+            more, refused = parse_by_halves([number], parse, self.refused)
+            blocks, found = blocks + more, found | refused
         errors |= {number: self.reason(records[number], error) for number, error in found.items()}
-        end = min(errors) if errors and self.on_error == "raise" else len(records) and max(records) + 1
-        good = [number for number in unknown if number not in errors and number < end]
-        block = concat(blocks) if self.schema.names else conform_rows([{}] * len(good), self.schema)
-        return Parsed(block, np.array(good, dtype=np.int64), sorted(errors.items()))
+        stops = bool(errors) and self.on_error == "raise"
+        good = np.array([number for number in unknown if number not in errors], dtype=np.int64)
+        good = good[good < min(errors)] if stops else good
+        if not self.schema.names:
+            block = conform_rows([{}] * len(good), self.schema)
+        elif not alone:
+            block = concat(blocks)
+        else:
+            held = np.array([number for number in (*together, *sorted(alone)) if number not in found], dtype=np.int64)
+            block = concat(blocks)
+            block = block.take(array_of(np.argsort(held)[: len(good)]))
+        return Parsed(block, good, sorted(errors.items()))
 
 
 @final
