@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.plan.errors import DataError
+from brimful.sources import jsonl
 from brimful.sources.forward import Records
 from brimful.sources.jsonl import JsonLines, decode, types_of_lines
 from brimful.tables.objects import values_in
@@ -235,3 +236,46 @@ def test_an_integer_that_a_float_would_round_is_refused_with_its_line(
         list(bf.from_files(url, schema=schema))
     with pytest.raises(bf.DataError, match=message):
         list(bf.from_files(url, schema=schema, columns=["x"]))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    calls: list[Any] = []
+    own = getattr(owner, name)
+
+    def called(*args: Any) -> Any:
+        calls.append(args)
+        return own(*args)
+
+    monkeypatch.setattr(owner, name, called)
+    return calls
+
+
+def test_objects_are_cut_out_of_lines_without_pythons_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"n": number, "m": {"a": number if number % 3 else "x"}} for number in range(3_000)]
+    url = write(tmp_path / "a.jsonl", rows)
+    calls = counted(monkeypatch, jsonl, "decode")
+    assert list(bf.from_files(url)) == rows
+    assert len(calls) == 1_000  # which show the types
+
+
+@pytest.mark.parametrize("bad", [b'{"n": 1, "t": }', b'{"n": "x", "t": "y"}', b'{"n": 1, "t": "\\ud83d"}'])
+def test_lines_around_bad_ones_are_parsed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: bytes) -> None:
+    good = [json.dumps({"n": number, "t": "x"}).encode() for number in range(4_000)]
+    lines = [bad if number % 100 == 99 else line for number, line in enumerate(good)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    calls = counted(monkeypatch, JsonLines, "_read")
+    it = bf.from_files(tmp_path / "a.jsonl", on_error="skip").iter()
+    assert [sample["n"] for sample in it] == [number for number in range(4_000) if number % 100 != 99]
+    assert it.stats.skipped == 40
+    assert len(calls) < 8  # a trial, and a parse, for each of the file's two or three buffers
+
+
+def test_floats_too_long_for_integers_are_not_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": 10**9 + number, "x": number * 1e20 + 0.5} for number in range(3_000)]
+    url = write(tmp_path / "a.jsonl", rows)
+    calls = counted(monkeypatch, jsonl, "decode")
+    assert list(bf.from_files(url)) == rows
+    assert len(calls) == 1_000
+    (tmp_path / "b.jsonl").write_text('{"x": 1.5}\n' * 1_100 + '{"x": 9007199254740993}\n')
+    with pytest.raises(DataError, match=r"line 1,101: .* the integer 9007199254740993, which it would round"):
+        list(bf.from_files(tmp_path / "b.jsonl"))

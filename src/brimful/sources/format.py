@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar, final
 
@@ -329,10 +329,10 @@ class RecordParser(ABC, Generic[T]):
         """Why a record is bad, where that is seen before `block` is asked, or would not be seen by it."""
         return None
 
-    def doubtful(self, records: Mapping[int, T]) -> Collection[int]:
-        """The numbers of the records that `block` may refuse, as far as that is cheap to see: they are parsed alone, so that the
-        others need not be halved. It may name others too."""
-        return ()
+    def doubtful(self, records: Mapping[int, T]) -> Mapping[int, str | None]:
+        """The records that `block` may refuse, as far as that is cheap to see, by their numbers: so that the others need not be
+        halved. Each with why it is bad; None: it is not known to be, and is parsed alone."""
+        return {}
 
     def rows(self, records: Mapping[int, T]) -> Parsed:
         """The rows of records by their numbers, in order, and why others gave none."""
@@ -349,10 +349,15 @@ class RecordParser(ABC, Generic[T]):
         def parse(part: list[int]) -> Block:
             return self.block([records[number] for number in part])
 
-        alone = {*self.doubtful({number: records[number] for number in unknown})}
-        together = [number for number in unknown if number not in alone]
+        doubtful = self.doubtful({number: records[number] for number in unknown})
+        errors |= {number: why for number, why in doubtful.items() if why is not None}
+        alone = [number for number, why in doubtful.items() if why is None]
+        if errors and self.on_error == "raise":
+            unknown = [number for number in unknown if number < min(errors)]
+        alone = [number for number in alone if not errors or self.on_error == "skip" or number < min(errors)]
+        together = [number for number in unknown if number not in doubtful]
         blocks, found = parse_by_halves(together, parse, self.refused, self.on_error)
-        for number in sorted(alone):
+        for number in alone:
             more, refused = parse_by_halves([number], parse, self.refused)
             blocks, found = blocks + more, found | refused
         errors |= {number: self.reason(records[number], error) for number, error in found.items()}
@@ -364,10 +369,10 @@ class RecordParser(ABC, Generic[T]):
         elif not alone:
             block = concat(blocks)
         else:
-            held = np.array([number for number in (*together, *sorted(alone)) if number not in found], dtype=np.int64)
+            held = np.array([number for number in (*together, *alone) if number not in found], dtype=np.int64)
             block = concat(blocks)
             block = block.take(array_of(np.argsort(held)[: len(good)]))
-        return Parsed(block, good, sorted(errors.items()))
+        return Parsed(block, good, sorted(errors.items())[: 1 if stops else None])
 
 
 @final

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,7 +102,8 @@ class JsonLines(RecordParser[bytes]):
         if filled is not None and not self._may_lose_keys:
             with suppress(*self.refused):
                 block = self._block(lines.data, len(filled))
-                if not self._rounds(lines, filled[rows_rounded(block.select(self._floats.names))]):
+                ends = lines.ends
+                if not self._rounded(block, lambda row: lines.data[ends[row - 1] if row else 0 : ends[row]], filled):
                     return Parsed(block, filled, [])
         every = enumerate(split(lines.data, lines.ends))
         texts = {number: text for number, line in every if (text := line.strip(_SPACE))}
@@ -112,7 +113,10 @@ class JsonLines(RecordParser[bytes]):
         if not all(text.startswith(b"{") and text.endswith(b"}") for text in records):
             raise ValueError("a line is no object")
         try:
-            return self._block(b"\n".join(records), len(records))
+            block = self._block(b"\n".join(records), len(records))
+            if self._rounded(block, records.__getitem__, np.arange(len(records))):
+                raise ValueError("an integer was rounded")
+            return block
         except self.refused:
             if len(records) > 1 or (self.closed and not self._objects):
                 raise
@@ -122,13 +126,15 @@ class JsonLines(RecordParser[bytes]):
         typed = conform_rows([row], self._typed, extra="drop")
         return self._joined(typed, [[_dumped(row.get(name))] for name in self._objects])
 
-    def doubtful(self, records: Mapping[int, bytes]) -> Collection[int]:
-        found = []
+    def doubtful(self, records: Mapping[int, bytes]) -> Mapping[int, str | None]:
+        found: dict[int, str | None] = {}
         for number, record in records.items():
             try:
                 self._checked.decode(record)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                found.append(number)
+                found[number] = self._seen(record) if self._is_simple else None
+                if found[number] is not None and self.on_error == "raise":
+                    break
         return found
 
     def _block(self, data: bytes, rows: int) -> Block:
@@ -177,15 +183,29 @@ class JsonLines(RecordParser[bytes]):
         return table.combine_chunks().to_batches()[0]
 
     def reason(self, record: bytes, error: Exception | None = None) -> str:
+        if (seen := self._seen(record)) is not None:
+            return seen
         try:
-            row = decode(record)
-            row |= {name: "" for name in self._objects if row.get(name) is not None}  # which may be anything
-            if found := misfit(row, self.schema, "raise" if self.closed else "drop"):
-                return found.told()
             self._read(record, 1)
         except self.refused as refused:
             return str(refused).removesuffix(" in row 0")
         return "invalid JSON"
+
+    def _seen(self, record: bytes) -> str | None:
+        """Why a line is bad, by Python's own json; None where it finds nothing."""
+        try:
+            row = decode(record)
+        except DataError as error:
+            return str(error)
+        row |= {name: "" for name in self._objects if row.get(name) is not None}  # which may be anything
+        found = misfit(row, self.schema, "raise" if self.closed else "drop")
+        return None if found is None else found.told()
+
+    @cached_property
+    def _is_simple(self) -> bool:
+        """Whether a value fits a type for Arrow's JSON wherever it does in Python: a text may be a time for the former."""
+        tests = (*(test for test, _ in _PYTHON_TYPES), pa.types.is_null, pa.types.is_list, is_json)
+        return not any(any_part(kind, lambda part: not any(test(part) for test in tests)) for kind in self.schema.types)
 
     @cached_property
     def _may_lose_keys(self) -> bool:
@@ -193,23 +213,34 @@ class JsonLines(RecordParser[bytes]):
         return not self.closed and any(any_part(kind, pa.types.is_struct) for kind in self.schema.types)
 
     def known(self, record: bytes) -> str | None:
-        """Why a line is bad that is no object, or of which Arrow would leave out a key, or round an integer, without a word."""
+        """Why a line is bad that is no object, or of which Arrow would leave out a key without a word."""
         if not (record.startswith(b"{") and record.endswith(b"}")):
             return self.reason(record)
-        if not (self._may_lose_keys or (self._floats.names and _LONG.search(record))):
+        if not self._may_lose_keys:
             return None
         with suppress(DataError):
             row = decode(record)
-            lost = (unknown_key(one.name, row.get(one.name), one.type) for one in self.schema if self._may_lose_keys)
-            error = next(filter(None, lost), None) or misfit(row, self._floats, "drop")
+            lost = (unknown_key(one.name, row.get(one.name), one.type) for one in self.schema)
+            error = next(filter(None, lost), None)
             return error.told() if error else None
         return None
 
-    def _rounds(self, lines: Records[bytes], numbers: NDArray[np.int64]) -> bool:
-        """Whether one of some lines has an integer that was rounded to a float."""
-        ends = lines.ends
-        some = (lines.data[ends[number - 1] if number else 0 : ends[number]] for number in numbers.tolist())
-        return any(misfit(decode(line), self._floats, "drop") for line in some if _LONG.search(line))
+    def _rounded(self, block: Block, line: Callable[[int], bytes], lines: NDArray[np.int64]) -> bool:
+        """Whether a row has an integer that was rounded to a float. `lines`: the numbers of the lines of all rows."""
+        some = map(line, lines[rows_rounded(block.select(self._floats.names))].tolist())
+        return any(misfit(decode(one), self._floats, "drop") for one in some if self._has_long(one))
+
+    def _has_long(self, line: bytes) -> bool:
+        """Whether a column of floats has an integer that a float may not hold."""
+        try:
+            found = self._float_texts.decode(line)
+        except msgspec.MsgspecError:
+            return True
+        return any(_LONG.search(text) for text in msgspec.structs.astuple(found) if text is not None)
+
+    @cached_property
+    def _float_texts(self) -> msgspec.json.Decoder[Any]:
+        return msgspec.json.Decoder(_record(dict.fromkeys(self._floats.names, msgspec.Raw), False))
 
     @cached_property
     def _floats(self) -> pa.Schema:
@@ -246,7 +277,7 @@ class JsonLines(RecordParser[bytes]):
 
 def _record(kinds: Mapping[str, Any], closed: bool) -> type[msgspec.Struct]:
     """A line's values by their types; None where a key is absent."""
-    fields = [(f"c{number}", kind | None, None) for number, kind in enumerate(kinds.values())]
+    fields = [(f"c{number}", _or_null(kind), None) for number, kind in enumerate(kinds.values())]
     names = {f"c{number}": name for number, name in enumerate(kinds)}
     return msgspec.defstruct("Line", fields, rename=names, forbid_unknown_fields=closed, gc=False)
 
@@ -255,7 +286,11 @@ def _python_type(kind: pa.DataType) -> Any:
     for test, own in _PYTHON_TYPES:
         if test(kind):
             return own
-    return list[_python_type(kind.value_type) | None] if is_list(kind) else msgspec.Raw  # type: ignore[misc]
+    return list[_or_null(_python_type(kind.value_type))] if is_list(kind) else msgspec.Raw  # type: ignore[misc]
+
+
+def _or_null(kind: Any) -> Any:
+    return kind if kind is msgspec.Raw else kind | None  # which is anything
 
 
 _PYTHON_TYPES: Final = (

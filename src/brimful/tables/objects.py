@@ -20,6 +20,8 @@ JSON: Final[pa.DataType] = pa.json_()
 """The type of a column of objects. It travels with the column everywhere, as no mark on a field would; files have it, too."""
 _SCALARS: Final = frozenset({str, int, bool, NoneType})
 _DECODER: Final = msgspec.json.Decoder()
+_UNREAD: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""What msgspec says of NaN, half a surrogate pair, 1e400, and of what is no JSON."""
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _PLAIN: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
 _TEXT: Final = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -41,14 +43,19 @@ def decoded(text: str | bytes) -> Any:
     """
     try:
         return _DECODER.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # NaN, half a surrogate pair, 1e400
+    except _UNREAD:
         return json.loads(text)
 
 
 def values_in(array: pa.Array) -> list[Any]:
     """The values of a column as Python has them; of JSON what it says."""
     values: list[Any] = array.to_pylist()
-    return [_said(value, array.type) for value in values] if _holds_json(array.type) else values
+    if not is_json(array.type):
+        return [_said(value, array.type) for value in values] if _holds_json(array.type) else values
+    try:
+        return [None if value is None else _DECODER.decode(value) for value in values]
+    except _UNREAD:
+        return [_said(value, array.type) for value in values]
 
 
 def _said(value: Any, kind: pa.DataType) -> Any:
