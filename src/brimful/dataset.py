@@ -324,7 +324,9 @@ class Dataset:
         """Replaces each block of rows by `fn(block)`. A block is a pyarrow.RecordBatch of 1 to 4,096 rows. `fn` may
         change its columns and its number of rows.
 
-        `fn` must not depend on where blocks begin and end. Price: the time of `fn`, and nothing for each sample.
+        `fn` must not depend on where blocks begin and end. A column of objects is JSON text, of Arrow's type `json`.
+        `column.cast(pa.string())` gives the text. `schema=` of the source can ask for a struct instead. Price: the
+        time of `fn`, and nothing for each sample.
         Workers are as for `map`. Each worker gets whole blocks.
 
         >>> import brimful as bf
@@ -554,9 +556,9 @@ class Dataset:
 
         A conversation is a list of messages: {"role": "user", "content": ...}. It may be JSON text, or a list of JSON
         texts. Messages with `from` and `value` are read, too. `content` is text or a list of parts. A column `tools`,
-        if there is one, holds lists of JSON schemas. Rows of one Arrow type have the same keys, so a key with a null
-        value counts as absent. To keep such keys, or the order of keys, store messages or tools as JSON text. Only the
-        template writes special tokens, BOS included.
+        if there is one, holds lists of JSON schemas. Messages of JSON lines and of Python reach the template as they
+        were written. In structs of Parquet and Arrow, rows have the keys of all, so a key with a null value counts as
+        absent. Only the template writes special tokens, BOS included.
 
         brimful renders a conversation once. Meanwhile it follows for which message the template writes each part. A
         turn trains its text after the prompt for an answer. That includes thoughts, tool calls and the token that ends
