@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from brimful.core.stage import BLOCK_ROWS
 from brimful.plan.errors import DataError
-from brimful.tables.objects import is_json, values_in
+from brimful.tables.objects import values_in
 from brimful.tables.origins import HIDDEN, ORIGIN, where
 from brimful.tables.ragged import EMPTY, array_of, column_of, is_ragged, numpy_of, with_column
-from brimful.tables.schema import UNFIT, MisfitError, as_column, conform, unified
+from brimful.tables.schema import UNFIT, MisfitError, as_column, conform, large, unified
 
 Sample: TypeAlias = dict[str, Any]
 
@@ -156,7 +156,7 @@ def concat(blocks: Iterable[Block]) -> Block:
         return pa.concat_batches(kept)
     schema = kept[0].schema
     if all(block.schema.equals(schema) for block in kept):
-        schema = pa.schema([pa.field(field.name, _large(field.type)) for field in schema])
+        schema = pa.schema([pa.field(field.name, large(field.type)) for field in schema])
     for block in kept[1:]:
         try:
             schema = unified([schema, block.schema])
@@ -169,18 +169,6 @@ def concat(blocks: Iterable[Block]) -> Block:
             words = f"{error.column!r} is {error.wanted} elsewhere and {error.found} here: {error.why}"
             raise DataError(f"a column changes its type: {words} ({where(block, error.row())})") from error
     return pa.concat_batches(kept)
-
-
-def _large(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string(kind):
-        return pa.large_string()
-    if pa.types.is_binary(kind):
-        return pa.large_binary()
-    if is_json(kind):
-        return pa.json_(pa.large_string())
-    if pa.types.is_list(kind):
-        return pa.large_list(_large(kind.value_type))
-    return kind
 
 
 def rows_at(number: int) -> int:

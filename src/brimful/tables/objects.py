@@ -105,9 +105,13 @@ def json_of(values: Sequence[Any]) -> pa.Array:
     except RecursionError:
         raise pa.ArrowInvalid("JSON has no equal for what is nested so deeply, or holds itself") from None
     try:
-        return pa.array(texts, JSON)
+        storage = pa.array(texts, pa.string())
     except UnicodeEncodeError:  # half a surrogate pair
-        return pa.array([None if value is None else json.dumps(value) for value in values], JSON)
+        texts = [None if value is None else json.dumps(value) for value in values]
+        storage = pa.array(texts, pa.string())
+    if isinstance(storage, pa.ChunkedArray):
+        return pa.array(texts, pa.json_(pa.large_string()))
+    return pa.ExtensionArray.from_storage(JSON, storage)
 
 
 def _odd(value: Any, path: str = "") -> str:
@@ -144,7 +148,8 @@ def can_be_json(kind: pa.DataType) -> bool:
 
 
 def as_json_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as JSON of a type: text of any size. Price: none for JSON, 2 us a row for anything else.
+    """A column as JSON of a type, but of more than 2 GiB as JSON with offsets of 64 bits. Price: none for JSON, 2 us a row for
+    anything else.
 
     Raises:
         pa.ArrowInvalid: JSON has no equal for a value.
@@ -153,6 +158,6 @@ def as_json_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
         if not can_be_json(array.type):
             raise pa.ArrowTypeError(f"{array.type} is no JSON")
         array = json_of(array.to_pylist())
-    if array.type == kind:
+    if array.type == kind or array.nbytes >= 2**31:
         return array
     return pa.ExtensionArray.from_storage(kind, pc.cast(array.storage, kind.storage_type))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from brimful.plan.errors import DataError
 from brimful.tables.objects import JSON, as_json_column, can_be_json, has_objects, is_json, json_of
-from brimful.tables.plain import any_part, as_plain, plain
+from brimful.tables.plain import any_part, as_plain, inside, plain
 from brimful.tables.ragged import array_of, is_list, list_array, numpy_of
 
 SAMPLE_ROWS: Final = 1000
@@ -107,6 +107,21 @@ def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     return _plain([None if array is None else array.tolist() for array in arrays], kind)
 
 
+def large(kind: pa.DataType) -> pa.DataType:
+    """A type of text, bytes or lists with offsets of 64 bits: for more than 2 GiB of them.
+
+    >>> large(pa.list_(pa.string()))
+    LargeListType(large_list<item: large_string>)
+    """
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if is_json(kind):
+        return pa.json_(pa.large_string())
+    return pa.large_list(large(kind.value_type)) if pa.types.is_list(kind) else inside(kind, large)
+
+
 def _is_array(value: Any) -> bool:
     return hasattr(value, "__array__") and not np.isscalar(value)
 
@@ -114,6 +129,8 @@ def _is_array(value: Any) -> bool:
 def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     try:
         own = pa.array(values)
+        if isinstance(own, pa.ChunkedArray):  # more than 2 GiB
+            own, kind = pa.array(values, large(own.type)), kind and large(kind)
     except UNFIT:
         if {*map(type, values)} <= {int, NoneType}:
             return _cast(pa.array(values, pa.uint64()), kind)  # beyond int64
@@ -295,7 +312,7 @@ def _common(values: list[Any]) -> pa.DataType:
     if kinds == {str} and not re.search(_HALF_PAIR, "".join(there)):
         return pa.string()
     try:
-        return as_column(values).type
+        return plain(as_column(values).type)
     except UNFIT:
         found = pa.schema([("", pa.null())])
         column = (
@@ -574,6 +591,8 @@ def conform_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, *, extra:
 
     Args:
         extra: what becomes of keys that are not in the schema.
+    Returns:
+        The types are those of the schema, but for offsets of 64 bits in a column of more than 2 GiB.
     Raises:
         MisfitError: a row does not fit, or has a key that is not in the schema.
     """
@@ -583,7 +602,8 @@ def conform_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, *, extra:
                 return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
             columns = [as_column([row.get(field.name) for row in rows], field.type) for field in schema]
             if all(field.nullable or not column.null_count for field, column in zip(schema, columns)):
-                return pa.RecordBatch.from_arrays(columns, schema=schema)
+                held = pa.schema([field.with_type(column.type) for field, column in zip(schema, columns)])
+                return pa.RecordBatch.from_arrays(columns, schema=held)
     for number, row in enumerate(rows):
         if error := misfit(row, schema, extra):
             error.row = partial(int, number)
