@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import copy
 import importlib.util
+import json
 import logging
 import re
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from typing import Any
 
 import jinja2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders
 
 import brimful as bf
@@ -938,3 +941,47 @@ def test_what_trl_marks_in_its_templates_for_training_trains() -> None:
         assert not re.sub(known, "", more), (marked, kind)
         compared += 1
     assert compared > 200
+
+
+# -- tool calls as they were written ---------------------------------------------------------------------------------------
+
+CALLS = (
+    "{% for one in tools or [] %}{{ one | tojson }}{% endfor %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name + (c.function.arguments | tojson) }}"
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}" + PROMPT
+)
+plain_scalars = st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.text('aé\n"{ 1', max_size=4)
+plain_values = st.recursive(
+    plain_scalars | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
+arguments = st.dictionaries(st.text("pqr", min_size=1, max_size=2), plain_values, max_size=3)
+
+
+@given(st.lists(st.tuples(arguments, arguments), min_size=1, max_size=4))
+def test_tool_calls_are_rendered_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[Any, Any]]
+) -> None:
+    """The order of keys, nulls, whole numbers and floats; whatever the rows around them hold."""
+    found = chatty(CALLS)
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "go"},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"function": {"name": "f", "arguments": told_to}}],
+                },
+            ],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": told}}],
+        }
+        for told_to, told in calls
+    ]
+    theirs = [found.apply_chat_template(row["messages"], tools=row["tools"])["input_ids"] for row in rows]
+    path = tmp_path_factory.mktemp("calls") / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for data in (bf.from_files(path), bf.from_sequence(rows), bf.from_iterable(rows)):
+        assert [sample["input_ids"].tolist() for sample in data.chat(found)] == theirs

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import chain, pairwise
 from math import isfinite
 from types import NoneType
 from typing import Any, Final
@@ -15,6 +17,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from brimful.tables.ragged import null_in, offsets_in
 
 JSON: Final[pa.DataType] = pa.json_()
 """The type of a column of objects. It travels with the column everywhere, as no mark on a field would; files have it, too."""
@@ -49,13 +53,22 @@ def decoded(text: str | bytes) -> Any:
 
 def values_in(array: pa.Array) -> list[Any]:
     """The values of a column as Python has them; of JSON what it says."""
+    if is_json(array.type):
+        with suppress(*_UNREAD):
+            return _decoded(array)
     values: list[Any] = array.to_pylist()
-    if not is_json(array.type):
-        return [_said(value, array.type) for value in values] if _holds_json(array.type) else values
-    try:
-        return [None if value is None else _DECODER.decode(value) for value in values]
-    except _UNREAD:
-        return [_said(value, array.type) for value in values]
+    return [_said(value, array.type) for value in values] if _holds_json(array.type) else values
+
+
+def _decoded(array: pa.Array) -> list[Any]:
+    """What JSON says. (Python's own texts of the values would take twice as long.)"""
+    if isinstance(array, pa.ChunkedArray):
+        return list(chain.from_iterable(map(_decoded, array.chunks)))
+    text, ends = memoryview(array.storage.buffers()[2] or b""), offsets_in(array.storage).tolist()
+    if not array.null_count:
+        return [_DECODER.decode(text[begin:end]) for begin, end in pairwise(ends)]
+    null = null_in(array).tolist()
+    return [None if no else _DECODER.decode(text[begin:end]) for no, (begin, end) in zip(null, pairwise(ends))]
 
 
 def _said(value: Any, kind: pa.DataType) -> Any:
