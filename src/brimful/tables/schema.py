@@ -381,6 +381,8 @@ def _apart(schema: pa.Schema, field: pa.Field) -> bool:
     kinds = schema.field(field.name).type, field.type
     if kinds[0] == kinds[1]:
         return False
+    if any(map(is_json, kinds)) and not all(is_json(kind) or pa.types.is_nested(kind) for kind in kinds):
+        return not any(map(pa.types.is_null, kinds))  # text, or numbers, are no objects
     try:
         common = unified([pa.schema([("", kind)]) for kind in kinds]).field(0).type
     except pa.ArrowException:
