@@ -35,7 +35,7 @@ class Jsonl(Format):
     """Lines of JSON: each an object, or blank."""
 
     name = "jsonl"
-    extensions: tuple[str, ...] = (".jsonl", ".ndjson", ".json")
+    extensions: tuple[str, ...] = (".jsonl", ".ndjson")
     unit = "line"
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
