@@ -29,6 +29,8 @@ COMPRESSIONS: Final = {
     ".xz": "xz",
 }
 KINDS: Final = ("gzip", "zstd", "bz2", "xz", "lz4")
+MAGIC_BYTES: Final = 16
+"""So many bytes show how a file is compressed."""
 WINDOW_BYTES: Final = 1 << 27
 """zstd reads no frame with a longer window unless it is told to."""
 MOST_WINDOW_BYTES: Final = 1 << 31
@@ -71,14 +73,16 @@ def compression_of(first: bytes, named: str | None) -> str | None:
     >>> compression_of(b"(\\xb5/\\xfd...", "gzip"), compression_of(b'{"a": 1}', "gzip"), compression_of(b"(", "zstd")
     ('zstd', None, 'zstd')
     """
-    if _SKIPPABLE.match(first):
-        return "lz4" if named == "lz4" else "zstd"
+    while _SKIPPABLE.match(first):  # what follows says whose frame it is
+        named = "lz4" if named == "lz4" else "zstd"
+        first = first[8 + int.from_bytes(first[4:8], "little") :]
     found = next((kind for kind, magic in _FIRST.items() if first.startswith(magic)), None)
     if found is not None and (found != "bz2" or _BZ2.match(first)):
         return found
-    if named is None or not first or _FIRST[named].startswith(first[:3]) or not _is_text(first):
-        return named
-    return None
+    breaks_off = (
+        _FIRST[named].startswith(first[:3]) or (named in ("zstd", "lz4") and len(first) < 4) if named else False
+    )
+    return named if breaks_off or not _is_text(first) else None
 
 
 def _is_text(data: bytes) -> bool:
@@ -91,15 +95,15 @@ def _is_text(data: bytes) -> bool:
 # -- the first bytes -----------------------------------------------------------------------------------------------------
 
 
-def begun(file: Bytes, resumed: bool = False) -> tuple[Bytes, bytes]:
-    """A file, and its first bytes, which it gives again without reading them twice. A read error is kept by the file.
+def begun(file: Bytes, size: int = READ_BYTES, resumed: bool = False) -> tuple[Bytes, bytes]:
+    """A file, and so many of its first bytes, which it gives again without reading them twice. A read error is kept by the file.
 
     Args:
         resumed: it will be read from a later place on, so that nothing else of its beginning is worth asking for.
     """
-    file.until = READ_BYTES if resumed else None
+    file.until = size if resumed else None
     try:
-        first = file.read(READ_BYTES) or b""
+        first = file.read(size) or b""
     except Exception:
         first = b""
     except BaseException:  # nobody wants it any more

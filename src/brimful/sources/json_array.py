@@ -17,7 +17,7 @@ from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.compressed import begun
 from brimful.sources.format import Format, Parsed, ReadRequest, ShardReader, good_rows
-from brimful.sources.forward import BUFFER_BYTES, RECORD_BYTES, Forward, ForwardReader, Records, split
+from brimful.sources.forward import BUFFER_BYTES, RECORD_BYTES, Forward, ForwardReader, Records, buffer_bytes, split
 from brimful.sources.jsonl import Jsonl, JsonLines, decode
 from brimful.tables.blocks import Sample
 from brimful.tables.ragged import offsets_of, runs
@@ -45,8 +45,8 @@ class JsonArray(Format):
     unit: str = "element"
 
     name = "json"
-    extensions: tuple[str, ...] = (".json",)
-    places: tuple[str, ...] = ("byte", "row")
+    extensions = (".json",)
+    places = ("byte", "row")
 
     def by_extension(self) -> Format:
         return JsonArray(or_lines=True, unit=Jsonl.unit)
@@ -62,7 +62,7 @@ class JsonArray(Format):
         return infer(rows, columns, where) if rows else None
 
     def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
-        file, first = begun(file, request.at[0] > 0)
+        file, first = begun(file, resumed=request.at[0] > 0)
         if self._is_lines(first):
             return Jsonl().open(file, request)
         rows = JsonLines(request.schema, request.closed, request.on_error)
@@ -99,7 +99,7 @@ def _samples(file: Bytes, first: bytes) -> Iterator[Sample | None]:
 
 
 def elements_of(file: Bytes, at: int, first: bytes) -> Iterator[Records[Records[bytes]]]:
-    """The elements of an array from a byte on, each as a line; about 256 KB of whole ones at a time, more where one is longer.
+    """The elements of an array from a byte on, each as a line; 256 KB to 1 MB of whole ones at a time, more where one is longer.
 
     Args:
         first: the first bytes of the file.
@@ -119,22 +119,22 @@ def elements_of(file: Bytes, at: int, first: bytes) -> Iterator[Records[Records[
             before = ahead.cut(1)
         if ahead.error is None and (at != ahead.offset or before not in (b",", b"]")):
             raise StateError(f"no element ends at byte {at:,}, where this state goes on: the shard was edited")
-    ended, is_first = before == b"]", not at
+    ended, is_first, least = before == b"]", not at, BUFFER_BYTES
     while not ended:
-        lines, ends, ended = _next_elements(ahead, is_first)
+        lines, ends, ended = _next_elements(ahead, least, is_first)
         if len(ends):
             yield Records(lines.offset, lines, ends, lines.units)
-        is_first = False
+        is_first, least = False, buffer_bytes(ahead)
     _leave(ahead, key)
 
 
-def _next_elements(ahead: Forward, is_first: bool) -> tuple[Records[bytes], NDArray[np.int64], bool]:
+def _next_elements(ahead: Forward, least: int, is_first: bool) -> tuple[Records[bytes], NDArray[np.int64], bool]:
     """Elements as lines, how far each goes with the comma or bracket after it, and whether the array ends with them.
 
     Raises:
         DataError: nothing ends as it should.
     """
-    for size, last in ahead.growing(BUFFER_BYTES):
+    for size, last in ahead.growing(least):
         marks = _marks(ahead.first(size))
         ends, ended = marks.ends, False
         if marks.closed:

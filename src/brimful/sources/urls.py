@@ -24,10 +24,11 @@ from fsspec.implementations.local import LocalFileSystem
 from brimful.core.threads import Workers, awaited
 from brimful.plan.errors import check_count, one_of, timeout
 from brimful.plan.once import once, settings_of
-from brimful.sources.bytes import Bytes, is_local, opened
+from brimful.sources.bytes import READ_BYTES, Bytes, is_local, opened
 from brimful.sources.compressed import (
     COMPRESSIONS,
     KINDS,
+    MAGIC_BYTES,
     MOST_WINDOW_BYTES,
     Decompressed,
     begun,
@@ -245,7 +246,8 @@ class Shards:
         kind = self.compression if may_be_compressed else "none"
         if kind is None:
             _, named = endings(shard.url)
-            file, first = begun(file, resumed and named is None)
+            resumed = resumed and named is None
+            file, first = begun(file, MAGIC_BYTES if resumed else READ_BYTES, resumed)
             kind = compression_of(first, named) or "none"
         return file if kind == "none" else Decompressed(file, kind, self.zstd_window_bytes)
 
