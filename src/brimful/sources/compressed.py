@@ -45,6 +45,7 @@ _FIRST: Final = {
 _BZ2: Final = re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)")
 _SKIPPABLE: Final = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 """The beginning of a frame that zstd and lz4 pass over."""
+_SAYS_NOTHING: Final = b"\xef\xbb\xbf \t\r\n"
 _NO_TEXT: Final = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 
@@ -96,16 +97,21 @@ def _is_text(data: bytes) -> bool:
 
 
 def begun(file: Bytes, size: int = READ_BYTES, resumed: bool = False) -> tuple[Bytes, bytes]:
-    """A file, and so many of its first bytes, which it gives again without reading them twice. A read error is kept by the file.
+    """A file, and some of its first bytes, which it gives again without reading them twice: enough to show what it is. A read
+    error is kept by the file.
 
     Args:
         resumed: it will be read from a later place on, so that nothing else of its beginning is worth asking for.
     """
+    first = b""
     file.until = size if resumed else None
     try:
-        first = file.read(size) or b""
-    except Exception:
-        first = b""
+        while len(first) < size and not (len(first) >= MAGIC_BYTES and first.strip(_SAYS_NOTHING)):
+            if not (more := file.read(size - len(first))):
+                break
+            first += more
+    except Exception:  # which the file keeps
+        pass
     except BaseException:  # nobody wants it any more
         file.close()
         raise
@@ -366,7 +372,8 @@ def zstd_frames(file: Bytes) -> Iterator[_Frame]:
         while True:
             magic = take(4)
             if _SKIPPABLE.match(magic):
-                at += number(4)
+                size = number(4)
+                at += size
                 continue
             if magic != _FIRST["zstd"]:
                 return

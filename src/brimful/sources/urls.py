@@ -133,7 +133,9 @@ class Shards:
             for name in names:
                 fs, path = self._place(name)
                 found = partial(look, fs, path, name)
-                ahead.append(partial(awaited, workers.submit(found)) if _at_once(fs) else found)
+                if ObjectStore(fs, self.timeout_seconds).at_once:
+                    found = partial(awaited, workers.submit(found))
+                ahead.append(found)
                 if len(ahead) > 2 * LOOKUPS:
                     yield ahead.popleft()()
             while ahead:
@@ -265,11 +267,6 @@ def _is_no_chain(name: str) -> bool:
     """Whether a :: in a name belongs to a path: nothing before it names a file system."""
     first, chained, _ = name.partition("::")
     return bool(chained) and "://" not in first and first not in fsspec.available_protocols()
-
-
-def _at_once(fs: Any) -> bool:
-    """Whether a file system answers several questions at once: that of the hub does, though it has no coroutines."""
-    return bool(getattr(fs, "async_impl", False)) or fs.protocol == "hf"
 
 
 def _extension(path: str) -> str:
