@@ -29,9 +29,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         found = re.fullmatch(r"(/api)?/datasets/(\w+/\w+)/(revision|tree|resolve)/([^/]+)/?(.*)", path)
+        found = found or re.fullmatch(r"(/api)?/datasets/(\w+/\w+)()()()", path)
         if found is None or found[2] not in self.server.repos:
             return self._say(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         _, repo, what, revision, name = map(unquote, found.groups(""))
+        what, revision = what or "revision", revision or "main"
         self.server.requests[what] += 1
         if revision not in self.server.repos[repo]:
             return self._say(404, b"{}", {"X-Error-Code": "RevisionNotFound"})

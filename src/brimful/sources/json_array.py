@@ -241,7 +241,8 @@ def _escaped(text: NDArray[np.uint8], places: NDArray[np.int64], is_quote: NDArr
     slashes = np.flatnonzero(text == ord("\\"))
     begins = np.maximum.accumulate(np.where(np.diff(slashes, prepend=-2) > 1, slashes, 0))
     quotes = places[after]
-    return after[(quotes - begins[np.searchsorted(slashes, quotes) - 1]) % 2 == 1]
+    is_odd: NDArray[np.bool_] = (quotes - begins[np.searchsorted(slashes, quotes) - 1]) % 2 == 1
+    return after[is_odd]
 
 
 # -- around the array ----------------------------------------------------------------------------------------------------
