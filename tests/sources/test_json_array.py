@@ -67,6 +67,7 @@ def test_an_extension_alone_tells_an_array_from_lines_by_its_first_character(tmp
         ('[{"a": 1}, 5, {"a": 2}]', 1, "element 2: an element must be an object (got int)"),
         ('[{"a": 1}, {"a": x}]', 1, "element 2: invalid JSON: Expecting value at column 7"),
         ('[{"a": 1}, {"a": "1"}]', 1, "element 2: column 'a' is int64"),
+        ('[{"a": 1}, {"a": "\udcff"}]', 1, "element 2: invalid UTF-8: byte 0xff at byte 7 of the element"),
         ('[{"a": 1},]', 1, "element 2: invalid JSON: Expecting value at column 1"),
         ('[{"a": 1} {"a": 2}]', 0, "element 1: invalid JSON: Extra data"),
         ('[{"a": 1}, {"a": 2}', 1, "element 2: the array does not end: the shard ends after byte 19; it was not"),
@@ -84,7 +85,7 @@ def test_an_error_has_the_file_and_the_number_of_the_element(
     tmp_path: Path, text: str, rows: int, message: str
 ) -> None:
     path = tmp_path / "a.dat"
-    path.write_text(text)
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
     it = bf.from_files(path, format="json", schema={"a": pa.int64()}).iter()
     assert [row["a"] for row in islice(it, rows)] == [1] * rows
     with pytest.raises(bf.DataError) as error:

@@ -82,6 +82,7 @@ def _text(first: bytes) -> bytes:
 def _told(parsed: Parsed) -> Parsed:
     """In the words of elements, not of lines."""
     errors = [(number, re.sub("^a line must hold", "an element must be", message)) for number, message in parsed.errors]
+    errors = [(number, re.sub("of the line$", "of the element", message)) for number, message in errors]
     return Parsed(parsed.block, parsed.records, errors)
 
 
@@ -217,8 +218,7 @@ def _marks(data: bytes) -> _Marks:
     places = np.flatnonzero(_IS_MARK[text])
     chars = text[places]
     is_quote = chars == ord('"')
-    bounds = is_quote.copy()
-    bounds[_escaped(text, places, is_quote)] = False
+    bounds = is_quote & ~_escaped(text)[places]
     outside = ~(is_quote | (np.cumsum(bounds, dtype=np.uint8) & 1).astype(np.bool_))
     places, chars = places[outside], chars[outside]
     newlines = chars < ord(" ")
@@ -233,16 +233,13 @@ def _marks(data: bytes) -> _Marks:
     return _Marks(text, places, chars, ends, bool(len(closing)))
 
 
-def _escaped(text: NDArray[np.uint8], places: NDArray[np.int64], is_quote: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The numbers of the quotes that an odd number of backslashes stands before."""
-    after = np.flatnonzero(is_quote & (text[np.maximum(places - 1, 0)] == ord("\\")))
-    if not len(after):
-        return after
+def _escaped(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which bytes an odd number of backslashes stands before."""
+    escaped = np.zeros(len(text) + 1, np.bool_)
     slashes = np.flatnonzero(text == ord("\\"))
     begins = np.maximum.accumulate(np.where(np.diff(slashes, prepend=-2) > 1, slashes, 0))
-    quotes = places[after]
-    is_odd: NDArray[np.bool_] = (quotes - begins[np.searchsorted(slashes, quotes) - 1]) % 2 == 1
-    return after[is_odd]
+    escaped[slashes + 1] = (slashes - begins) % 2 == 0
+    return escaped
 
 
 # -- around the array ----------------------------------------------------------------------------------------------------
