@@ -60,7 +60,9 @@ from brimful.store.writer import write_store
 from brimful.tables.blocks import Block, Sample, samples
 from brimful.tables.describe import as_html, as_text, described_chain
 from brimful.tables.hashes import Side, Split
+from brimful.tables.learnt import Learnt
 from brimful.tables.ragged import TruncateSide
+from brimful.tables.schema import Types, asked
 from brimful.tensors.collated import Unlabelled
 
 if TYPE_CHECKING:
@@ -209,6 +211,7 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
+        schema: Types | None = None,
     ) -> Dataset:
         """Replaces each sample by `fn(sample)`. With a seed, brimful calls `fn(sample, rng)` with a numpy generator.
 
@@ -226,13 +229,15 @@ class Dataset:
                 functions that compute in Python. cloudpickle sends them to the workers, so functions from your script
                 work too. Blocks travel as Arrow IPC.
             prefetch_factor: how many parts of blocks each worker may work on, or hold ready, before they are needed.
+            schema: the type of every column of the results, as for `from_files`. By default, the first results show them.
+                Objects stay as they are, if JSON gives them back unchanged. Others become structs.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
         [{'y': 2}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._called("map", fn, seed, on_error, parallel)
+        return self._called("map", fn, seed, on_error, parallel, schema)
 
     def filter(
         self,
@@ -271,6 +276,7 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
+        schema: Types | None = None,
     ) -> Dataset:
         """Replaces each sample by `fn(sample)`, and leaves it out if the result is None. With a seed, brimful calls
         `fn(sample, rng)`.
@@ -283,7 +289,7 @@ class Dataset:
         [{'n': 1}, {'n': 2}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._called("filter_map", fn, seed, on_error, parallel)
+        return self._called("filter_map", fn, seed, on_error, parallel, schema)
 
     def flat_map(
         self,
@@ -294,6 +300,7 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
+        schema: Types | None = None,
     ) -> Dataset:
         """Replaces each sample by all samples of `fn(sample)`. With a seed, brimful calls `fn(sample, rng)`. Other
         arguments are as for `map`.
@@ -304,7 +311,7 @@ class Dataset:
         [{'text': 'a'}, {'text': 'b'}, {'text': 'c'}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._called("flat_map", fn, seed, on_error, parallel)
+        return self._called("flat_map", fn, seed, on_error, parallel, schema)
 
     def map_blocks(
         self,
@@ -317,7 +324,9 @@ class Dataset:
         """Replaces each block of rows by `fn(block)`. A block is a pyarrow.RecordBatch of 1 to 4,096 rows. `fn` may
         change its columns and its number of rows.
 
-        `fn` must not depend on where blocks begin and end. Price: the time of `fn`, and nothing for each sample.
+        `fn` must not depend on where blocks begin and end. A column of objects is JSON text, of Arrow's type `json`.
+        `column.cast(pa.string())` gives the text. `schema=` of the source can ask for a struct instead. Price: the
+        time of `fn`, and nothing for each sample.
         Workers are as for `map`. Each worker gets whole blocks.
 
         >>> import brimful as bf
@@ -329,7 +338,9 @@ class Dataset:
         parallel = Parallel(max_workers, executor_type, prefetch_factor, shares=False)
         return self._add(MapBlocks(self.stage, function("map_blocks", fn), parallel=parallel))
 
-    def scan(self, fn: Callable[[Any, Sample], tuple[Any, Sample]], initial: Any) -> Dataset:
+    def scan(
+        self, fn: Callable[[Any, Sample], tuple[Any, Sample]], initial: Any, *, schema: Types | None = None
+    ) -> Dataset:
         """Replaces each sample by the second value of `fn(carry, sample)`. The first value is the carry of the next
         call, as in jax.lax.scan.
 
@@ -338,6 +349,7 @@ class Dataset:
             initial: the carry of the first call of each epoch (after `concat_chunk`, of the first epoch). Every carry is
                 plain JSON: None, bool, int, finite float, str, lists and dicts of these. The state holds one carry, so
                 keep it small.
+            schema: the type of every column of the samples, as for `map`.
         Raises:
             TypeError: `initial` is not plain JSON.
             ValueError: the data are read as several streams.
@@ -349,7 +361,7 @@ class Dataset:
         >>> list(bf.from_sequence([{"x": 1}, {"x": 2}, {"x": 4}]).scan(running_total, 0))
         [{'total': 1}, {'total': 3}, {'total': 7}]
         """
-        return self._add(Scan(self.stage, function("scan", fn), initial))
+        return self._add(Scan(self.stage, function("scan", fn), initial, learnt=Learnt(asked(schema))))
 
     def sliding_window(self, width: int) -> Dataset:
         """Joins `width` neighbours into one sample. Each column becomes a list of their values. An epoch of n samples
@@ -544,9 +556,9 @@ class Dataset:
 
         A conversation is a list of messages: {"role": "user", "content": ...}. It may be JSON text, or a list of JSON
         texts. Messages with `from` and `value` are read, too. `content` is text or a list of parts. A column `tools`,
-        if there is one, holds lists of JSON schemas. Rows of one Arrow type have the same keys, so a key with a null
-        value counts as absent. To keep such keys, or the order of keys, store messages or tools as JSON text. Only the
-        template writes special tokens, BOS included.
+        if there is one, holds lists of JSON schemas. Messages of JSON lines and of Python reach the template as they
+        were written. In structs of Parquet and Arrow, rows have the keys of all, so a key with a null value counts as
+        absent. Only the template writes special tokens, BOS included.
 
         brimful renders a conversation once. Meanwhile it follows for which message the template writes each part. A
         turn trains its text after the prompt for an answer. That includes thoughts, tool calls and the token that ends
@@ -1282,13 +1294,15 @@ class Dataset:
                 "collate_fn out, and return dicts of numbers, lists, 1-D tensors and texts"
             )
 
-    def _called(self, verb: str, fn: Any, seed: int | None, on_error: OnError, parallel: Parallel) -> Dataset:
+    def _called(
+        self, verb: str, fn: Any, seed: int | None, on_error: OnError, parallel: Parallel, schema: Types | None = None
+    ) -> Dataset:
         """A stage that calls a user's function. With a seed, each row has a key to draw random numbers by."""
         given = function(verb, fn), seed is not None, _checked(on_error)
         rows = self.stage if seed is None else RowKeys(self.stage, seed)
         if verb == "filter":
             return self._add(Filter(rows, *given, parallel=parallel))
-        return self._add(SampleFunction(rows, verb, *given, parallel=parallel))
+        return self._add(SampleFunction(rows, verb, *given, parallel=parallel, learnt=Learnt(asked(schema))))
 
     def _check_end(self, method: str, *, repeats: bool = False) -> None:
         """Refuses a chain whose epoch has no end, where all of it would be kept."""

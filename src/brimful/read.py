@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast, overload
 
-import pyarrow as pa
-
 from brimful.core.counters import OnError
 from brimful.core.facts import facts_of
 from brimful.dataset import (
@@ -37,6 +35,8 @@ from brimful.sources.iterable import FromIterable, FromTables
 from brimful.sources.urls import Shards
 from brimful.store.index import StoreIndex
 from brimful.tables.blocks import Sample
+from brimful.tables.learnt import Learnt
+from brimful.tables.schema import Types, asked
 
 Weights: TypeAlias = Sequence[float] | Mapping[str, float] | Schedule
 
@@ -46,7 +46,7 @@ def from_files(
     *,
     format: str | ShardFunction = "auto",
     columns: Sequence[str] | None = None,
-    schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
+    schema: Types | None = None,
     repeat: bool = False,
     shuffle_shards: bool = False,
     n_active_shards: int = 10,
@@ -79,6 +79,8 @@ def from_files(
         schema: the type of every column that `columns` does not leave out. By default, brimful takes the types of the
             first shard in list order that has rows. Parquet and Arrow files name them. In other formats, the first
             1,000 rows show them. Later rows are cast, or raise an error. A missing column is null (in CSV an error).
+            Columns of JSON lines and CBOR that hold objects stay as they were written: samples have what `json.loads`
+            gives. `"json"` asks for that in any column, and `pa.struct` for one type of all objects.
         repeat: run the whole chain again and again, each time with the next epoch. Batches and chunks in arrival order
             continue across epochs (`batch(n)` without a window, `concat_chunk`, `pack_chunk`). Windows that sort, pack
             or shuffle do so only after `concat_chunk`. 1,000 epochs in a row without a sample are a DataError.
@@ -131,12 +133,11 @@ def from_files(
     if not given or "" in given:
         raise ValueError(f"urls must name at least one file (got {'an empty name' if given else 'none'})")
     kept = None if columns is None else names_of("columns", columns)
-    typed = schema if schema is None or isinstance(schema, pa.Schema) else _schema(schema)
     stage = FromFiles(
         Shards(given, dict(storage_options or {}), timeout_seconds, compression, zstd_window_bytes),
         format,
         kept,
-        typed,
+        asked(schema),
         shuffle_shards,
         n_active_shards,
         n_standby_shards,
@@ -145,13 +146,6 @@ def from_files(
         streams,
     )
     return Dataset(stage, repeat)
-
-
-def _schema(types: Mapping[str, pa.DataType]) -> pa.Schema:
-    try:
-        return pa.schema(list(types.items()))
-    except TypeError as error:
-        raise TypeError(f"schema takes pyarrow's types by column, as {{'id': pa.int64()}}: {error}") from None
 
 
 def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> IndexedDataset:
@@ -189,6 +183,7 @@ def from_dataset(
     shuffle: bool = False,
     repeat: bool = False,
     seed: int = 42,
+    schema: Types | None = None,
 ) -> IndexedDataset:
     """The samples of a map-style `torch.utils.data.Dataset`, or of any object with `__len__` and `__getitem__`. The
     result is indexed.
@@ -213,6 +208,7 @@ def from_dataset(
         shuffle: use another order each epoch.
         repeat: run the whole chain again and again, each time with the next epoch.
         seed: the seed of the order.
+        schema: the type of every column, as for `from_files`. By default, the first samples show them.
     Raises:
         TypeError: the data set has no `__len__` or no `__getitem__`, or lengths are not integers.
         ValueError: the number of lengths is not the number of samples.
@@ -251,9 +247,11 @@ def from_dataset(
         )
     if collate_fn is not None:
         function("collate_fn", collate_fn)
+        if schema is not None:
+            raise ValueError("schema= is for samples that become rows; with a collate_fn they stay as they are")
     given = None if lengths is None or callable(lengths) else checked_lengths(lengths, len(dataset))
     name = type(dataset).__name__ if collate_fn is None else new_name(dataset)
-    index = MapStyleIndex(dataset, name, given, lengths if callable(lengths) else None, collate_fn)
+    index = MapStyleIndex(dataset, name, given, lengths if callable(lengths) else None, collate_fn, asked(schema))
     return IndexedDataset(FromSequence(index, shuffle, seed), repeat)
 
 
@@ -308,7 +306,10 @@ def from_store(
 
 
 def from_iterable(
-    iterable: Iterable[Sample | str] | Callable[[], Iterable[Sample | str]], *, repeat: bool = False
+    iterable: Iterable[Sample | str] | Callable[[], Iterable[Sample | str]],
+    *,
+    repeat: bool = False,
+    schema: Types | None = None,
 ) -> Dataset:
     """The samples of an iterable that can be iterated over again, and gives the same samples each time.
 
@@ -323,6 +324,10 @@ def from_iterable(
     A `datasets.IterableDataset` is read as Arrow tables if it has them, whatever its format. It has them for files, and
     for rows that no Python function made.
 
+    Args:
+        iterable: the object, or the function.
+        repeat: run the whole chain again and again, each time with the next epoch.
+        schema: the type of every column, as for `from_files`. By default, the first samples show them.
     Raises:
         TypeError: it is a data frame or a dict, which iterate over the names of their columns. Or it is a generator or
             another iterator, which can be read only once.
@@ -336,8 +341,8 @@ def from_iterable(
     """
     refuse_frames(iterable)
     if gives_tables(iterable):
-        return Dataset(FromTables(dataset=iterable), repeat)
-    return Dataset(FromIterable(iterable), repeat)
+        return Dataset(FromTables(dataset=iterable, learnt=Learnt(asked(schema))), repeat)
+    return Dataset(FromIterable(iterable, learnt=Learnt(asked(schema))), repeat)
 
 
 @overload

@@ -126,7 +126,7 @@ CYCLE.append(CYCLE)
         (items({"a": "x"}), "column 'a' is int64 by the schema but string here; say its type in schema=, or leave the column"),
         (items({"a": 1.5}), "column 'a' is int64 by the schema but double here"),
         (items({"a": True}), "column 'a' is int64 by the schema but bool here"),
-        (items({"a": 2**63}), "column 'a' is int64 by the schema but int that no column can hold here"),
+        (items({"a": 2**63}), "column 'a' is int64 by the schema but an integer here (9,223,372,036,854,775,808 is"),
         (items({"b": b"x"}), "column 'b' is string by the schema but binary here"),
         (items({"z": 1}), "key 'z' is not in the schema (a, b), which the first 1,000 rows decide where none is given; name it"),
         (items({"a": decimal.Decimal("1.5")}), "a Decimal is no value of a row; write strings, bytes, numbers, times, lists"),

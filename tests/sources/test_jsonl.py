@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.plan.errors import DataError
+from brimful.sources import jsonl
 from brimful.sources.forward import Records
-from brimful.sources.jsonl import JsonLines, decode
-from brimful.tables.schema import infer
+from brimful.sources.jsonl import JsonLines, decode, types_of_lines
+from brimful.tables.objects import values_in
 from tests.shards import write
 
 ADD = "name it in schema=, or leave the column out with columns="
@@ -34,7 +35,9 @@ def parse(data: bytes, schema: pa.Schema, closed: bool = True) -> tuple[list[Any
     assert parsed.block.num_rows == len(parsed.records)
     names_and_types = (parsed.block.schema.names, parsed.block.schema.types)
     assert not parsed.block.num_rows or names_and_types == (schema.names, schema.types)
-    return parsed.block.to_pylist() if parsed.block.num_rows else [], parsed.records.tolist(), parsed.errors
+    columns = map(values_in, parsed.block.columns)
+    found = [dict(zip(schema.names, row)) for row in zip(*columns)] if schema.names else [{} for _ in parsed.records]
+    return found, parsed.records.tolist(), parsed.errors
 
 
 texts = st.text(st.sampled_from('az"\\{}[]:, \n\x00\ud800é😀'), max_size=4)
@@ -79,7 +82,7 @@ def test_what_a_line_gives_does_not_depend_on_the_lines_around_it(
     encoded = [json.dumps(row, ensure_ascii=ascii).encode("utf-8", "surrogatepass") for row in found]
     for place, line in odd:
         encoded.insert(place, line)
-    schema = infer([{"a": 0}, *found[:4]], columns, "shard x")
+    schema = types_of_lines([{"a": 0}, *found[:4]], columns, "shard x")
     together = parse(b"\n".join(encoded) + b"\n", schema, closed=columns is None)
     alone: tuple[list[Any], list[int], list[tuple[int, str]]] = ([], [], [])
     for number, line in enumerate(encoded):
@@ -123,11 +126,18 @@ def same(made: Any, given: Any) -> None:
         (b"null", "a line must hold an object (got NoneType)"),
         (b"[1]", "a line must hold an object (got list)"),
         (b'{"a": 1, "a": 2}', "JSON parse error: Column(/a) was specified twice"),
-        (b'{"t": "\\ud800"}', "column 't' is string by the schema but str that no column can hold here"),
+        (
+            b'{"t": "\\ud800"}',
+            "column 't' is string by the schema but text here (it has half a surrogate pair, "
+            "which is no character: it was cut within one); say its type in schema= ('t': 'json')",
+        ),
         (b'{"a": "1"}', "column 'a' is int64 by the schema but string here"),
         (b'{"a": 1.5}', "column 'a' is int64 by the schema but double here"),
         (b'{"a": true}', "column 'a' is int64 by the schema but bool here"),
-        (b'{"a": 9223372036854775808}', "column 'a' is int64 by the schema but int that no column can hold here"),
+        (
+            b'{"a": 9223372036854775808}',
+            "column 'a' is int64 by the schema but an integer here (9,223,372,036,854,775,808 is beyond int64)",
+        ),
         (b'{"t": 1}', "column 't' is string by the schema but int64 here"),
         (b'{"s": {"p": 1, "z": 2}}', "key 'z' of column 's' is not in the schema (struct<p: int64>); name it in"),
         (b'{"z": 1}', "key 'z' is not in the schema (a, t, s), which the first 1,000 rows decide"),
@@ -226,3 +236,46 @@ def test_an_integer_that_a_float_would_round_is_refused_with_its_line(
         list(bf.from_files(url, schema=schema))
     with pytest.raises(bf.DataError, match=message):
         list(bf.from_files(url, schema=schema, columns=["x"]))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    calls: list[Any] = []
+    own = getattr(owner, name)
+
+    def called(*args: Any) -> Any:
+        calls.append(args)
+        return own(*args)
+
+    monkeypatch.setattr(owner, name, called)
+    return calls
+
+
+def test_objects_are_cut_out_of_lines_without_pythons_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"n": number, "m": {"a": number if number % 3 else "x"}} for number in range(3_000)]
+    url = write(tmp_path / "a.jsonl", rows)
+    calls = counted(monkeypatch, jsonl, "decode")
+    assert list(bf.from_files(url)) == rows
+    assert len(calls) == 1_000  # which show the types
+
+
+@pytest.mark.parametrize("bad", [b'{"n": 1, "t": }', b'{"n": "x", "t": "y"}', b'{"n": 1, "t": "\\ud83d"}'])
+def test_lines_around_bad_ones_are_parsed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: bytes) -> None:
+    good = [json.dumps({"n": number, "t": "x"}).encode() for number in range(4_000)]
+    lines = [bad if number % 100 == 99 else line for number, line in enumerate(good)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    calls = counted(monkeypatch, JsonLines, "_read")
+    it = bf.from_files(tmp_path / "a.jsonl", on_error="skip").iter()
+    assert [sample["n"] for sample in it] == [number for number in range(4_000) if number % 100 != 99]
+    assert it.stats.skipped == 40
+    assert len(calls) < 8  # a trial, and a parse, for each of the file's two or three buffers
+
+
+def test_floats_too_long_for_integers_are_not_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": 10**9 + number, "x": number * 1e20 + 0.5} for number in range(3_000)]
+    url = write(tmp_path / "a.jsonl", rows)
+    calls = counted(monkeypatch, jsonl, "decode")
+    assert list(bf.from_files(url)) == rows
+    assert len(calls) == 1_000
+    (tmp_path / "b.jsonl").write_text('{"x": 1.5}\n' * 1_100 + '{"x": 9007199254740993}\n')
+    with pytest.raises(DataError, match=r"line 1,101: .* the integer 9007199254740993, which it would round"):
+        list(bf.from_files(tmp_path / "b.jsonl"))

@@ -31,8 +31,12 @@ def kind_of(*values: Any) -> pa.DataType:
         (["2020-01-01"], TEXT),
         ([[], [1]], pa.list_(INT)),
         ([[1], [2.5]], pa.list_(FLOAT)),
-        ([{"b": 1}, {"c": "x"}], pa.struct([("b", INT), ("c", TEXT)])),
-        ([[{"b": 1}], [{"b": 2.5, "c": None}]], pa.list_(pa.struct([("b", FLOAT), ("c", pa.null())]))),
+        ([{"b": 1}, {"c": "x"}], pa.json_()),
+        ([[{"b": 1}], [{"b": 2.5, "c": None}], "x", 7, [1, "y"]], pa.json_()),
+        ([{"b": b"x"}, {"c": "x"}], pa.struct([("b", pa.binary()), ("c", TEXT)])),
+        ([[{"b": 1, "d": (1,)}], [{"b": 2.5}]], pa.list_(pa.struct([("b", FLOAT), ("d", pa.list_(INT))]))),
+        ([[[None]], [[]]], pa.list_(pa.list_(INT))),
+        ([1, 2**63], pa.uint64()),
         ([np.array([1, 2]), np.array([3])], pa.list_(INT)),
     ],
 )
@@ -49,7 +53,7 @@ def test_a_column_has_the_type_that_holds_all_first_values(values: list[Any], ki
         ([[1], 1], pa.list_(INT)),
         ([1, 10**30], INT),
         (["\ud800", 1], INT),
-        ([{"b": 1}, {"b": "x"}, {"c": 1}], pa.struct([("b", INT), ("c", INT)])),
+        ([{"b": b"x"}, {"b": "x"}, {"c": 1}], pa.struct([("b", pa.binary()), ("c", INT)])),
     ],
 )
 def test_a_value_that_goes_with_none_before_it_does_not_count(values: list[Any], kind: pa.DataType) -> None:
@@ -103,7 +107,30 @@ REMEDY = "; say its type in schema=, or leave the column out with columns="
     [
         ({"a": "x"}, "column 'a' is int64 by the schema but string here" + REMEDY),
         ({"a": 1.0}, "column 'a' is int64 by the schema but double here" + REMEDY),
-        ({"a": 2**64}, "column 'a' is int64 by the schema but int that no column can hold here" + REMEDY),
+        (
+            {"a": 2**64},
+            "column 'a' is int64 by the schema but an integer here (18,446,744,073,709,551,616 is beyond 64 bits); "
+            "say its type in schema= ('a': 'json'), or leave the column out with columns=",
+        ),
+        (
+            {"a": 2**63},
+            "column 'a' is int64 by the schema but an integer here (9,223,372,036,854,775,808 is beyond int64); "
+            "say its type in schema= ('a': pa.uint64()), or leave the column out with columns=",
+        ),
+        (
+            {"a": {"b": b""}},
+            "column 'a' is int64 by the schema but an object here (JSON has no equal for a bytes at b)" + REMEDY,
+        ),
+        (
+            {"t": [1, {"b": None}]},
+            "column 't' is list<item: int32> by the schema but an object here; say its type in schema= ('t': 'json'), or "
+            "leave the column out with columns=",
+        ),
+        (
+            {"t": [1, "x"]},
+            "column 't' is list<item: int32> by the schema but list that no column can hold here (its values are of several "
+            "kinds); say its type in schema= ('t': 'json'), or leave the column out with columns=",
+        ),
         ({"t": [1, 2.5]}, "column 't' is list<item: int32> by the schema but list<item: double> here" + REMEDY),
         ({"t": [2**40]}, "column 't' is list<item: int32> by the schema but list<item: int64> here" + REMEDY),
         ({"t": 1}, "column 't' is list<item: int32> by the schema but int64 here" + REMEDY),
@@ -162,8 +189,8 @@ def test_rows_without_any_column_are_rows_too() -> None:
         (np.array([1]), np.array([True])),
         (np.array([1]), np.array([1.5])),
         (np.zeros((1, 1), np.int8), np.full((1, 1), 300)),
-        ({"a": 1}, {"a": 1.5}),
-        ({"a": 1}, {"a": 1, "b": 2}),
+        ({"a": b""}, {"a": 1.5}),
+        ({"a": b""}, {"a": b"", "b": 2}),
         (["a"], [1]),
     ],
     ids=str,

@@ -15,6 +15,7 @@ from tokenizers.processors import ByteLevel
 from brimful.encoding.encoders import encodes_itself
 from brimful.encoding.turns import REMEDY, ChatTemplate, Turns
 from brimful.plan.errors import DataError
+from brimful.tables.objects import decoded
 
 TrainOn: TypeAlias = Literal["assistant", "last", "all", "marked"]
 _MARKS: Final = ("train", "weight", "loss_mask")
@@ -274,7 +275,8 @@ def _parsed(value: Any) -> Any:
     if not isinstance(value, str):
         return _without_nulls(value)
     try:
-        return json.loads(value)
+        said = decoded(value)
+        return decoded(said) if isinstance(said, str) else said  # a column of JSON may hold text that is JSON
     except ValueError as error:
         raise DataError(f"{_shown(value)} is no JSON: {error}") from None
 

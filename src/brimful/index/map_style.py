@@ -94,6 +94,7 @@ class MapStyleIndex(DataIndex):
     given: NDArray[np.int64] | None = None
     length_of: Callable[[Any], int] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
+    asked: pa.Schema | None = None
 
     def __post_init__(self) -> None:
         if self.collate_fn is not None:
@@ -127,11 +128,12 @@ class MapStyleIndex(DataIndex):
     def schema(self) -> pa.Schema:
         if self.collate_fn is not None:
             return pa.schema([(SAMPLE, pa.int64())])
-        return infer(first_rows(map(self._row, range(len(self)))))
+        return infer(first_rows(map(self._row, range(len(self))))) if self.asked is None else self.asked
 
     @property
     def known_schema(self) -> pa.Schema | None:
-        return self.schema if "schema" in vars(self) or self.collate_fn is not None else None
+        known = "schema" in vars(self) or self.collate_fn is not None or self.asked is not None
+        return self.schema if known else None
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if self.collate_fn is not None:

@@ -23,6 +23,7 @@ from brimful.tables.origins import ORIGIN, ORIGIN_TYPE, origins
 from brimful.tables.ragged import (
     LABELS,
     distinct,
+    empty_block,
     has_fixed_bytes,
     has_offsets,
     is_list,
@@ -75,7 +76,7 @@ class TableIndex(DataIndex):
 
     @once
     def schema(self) -> pa.Schema:
-        return stored(pa.RecordBatch.from_pylist([], self._table.schema)).schema.remove_metadata()
+        return stored(empty_block(self._table.schema)).schema.remove_metadata()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -99,7 +100,7 @@ class TableIndex(DataIndex):
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if not len(numbers):
-            return pa.RecordBatch.from_pylist([], self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
+            return empty_block(self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
         rows = self._rows(numbers)
         order = np.argsort(rows, kind="stable")
         block = stored(self._copied(rows[order]))

@@ -35,6 +35,7 @@ from brimful.index.index import DataIndex, taken
 from brimful.plan.errors import DataError, StateError, integer
 from brimful.plan.once import once
 from brimful.tables.blocks import Block, concat, from_samples, visible
+from brimful.tables.objects import values_in
 from brimful.tables.origins import ORIGIN, origins
 from brimful.tables.ragged import EMPTY, distinct, offsets_of, ragged, with_column
 from brimful.tables.schema import UNFIT, MisfitError, conform_rows
@@ -312,7 +313,8 @@ class ResultFiles:
         if not self.are_parquet:
             return list(map(json.loads, content.split(b"\n")[:-1]))
         table = pq.ParquetFile(pa.BufferReader(content)).read()
-        return [row[RESULT] for row in table.to_pylist()] if is_bare(table.schema) else table.to_pylist()
+        rows = [dict(zip(table.column_names, row)) for row in zip(*map(values_in, table.columns))]
+        return [row[RESULT] for row in rows] if is_bare(table.schema) else rows
 
 
 def typed(results: Sequence[Any], schema: pa.Schema | None) -> pa.RecordBatch:

@@ -30,6 +30,7 @@ from brimful.tables.ragged import (
     Ragged,
     array_of,
     column_of,
+    empty_block,
     equally_long,
     list_array,
     null_in,
@@ -60,7 +61,7 @@ class Blockwise(Stage[Block]):
         """The result for one block that has rows."""
 
     def _columns_of(self, below: pa.Schema) -> pa.Schema:
-        return visible(self.apply(pa.RecordBatch.from_pylist([], below))).schema.remove_metadata()
+        return visible(self.apply(empty_block(below))).schema.remove_metadata()
 
 
 T = TypeVar("T")

@@ -26,7 +26,17 @@ from brimful.tables.learnt import Learnt, known_by
 from brimful.tables.origins import where
 from brimful.tables.plain import without_extensions
 from brimful.tables.ragged import EMPTY, column_of
-from brimful.tables.schema import OF_RESULTS, MisfitError, complete, conform, conform_rows, misfit, settled, types_of
+from brimful.tables.schema import (
+    OF_RESULTS,
+    MisfitError,
+    complete,
+    conform,
+    conform_rows,
+    misfit,
+    settled,
+    types_of,
+    unified,
+)
 
 
 def call(stage: str, fn: Callable[..., Any], block: Block) -> Iterator[Any]:
@@ -200,7 +210,7 @@ def types_of_blocks(given: Sequence[Block]) -> tuple[pa.Schema, bool]:
     blocks, schema = list(filter(len, given)), pa.schema([])
     with suppress(pa.ArrowException):  # what goes with none before it is found when it is held against these
         for block in blocks:
-            schema = pa.unify_schemas([schema, block.schema.remove_metadata()], promote_options="permissive")
+            schema = unified([schema, block.schema.remove_metadata()])
     return settled(schema), complete(schema, (block.schema.names for block in blocks))
 
 

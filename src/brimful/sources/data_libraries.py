@@ -151,9 +151,15 @@ def _tensors(column: pa.ExtensionArray, kind: Any) -> pa.Array:
 
 
 def _decodes(features: Any) -> bool:
+    """Whether there are features that only `datasets` decodes: Json is a type of Arrow's."""
     from datasets.features.features import require_decoding
 
-    return any(require_decoding(feature) for feature in features.values())
+    if isinstance(features, Mapping):
+        return any(map(_decodes, features.values()))
+    inner = getattr(features, "feature", None)
+    if inner is not None:
+        return _decodes(inner)
+    return type(features).__name__ != "Json" and bool(require_decoding(features))
 
 
 def _is(rows: Any, module: str, name: str) -> bool:

@@ -16,7 +16,7 @@ from brimful.plan.errors import DataError, StageError, StateError, logger
 from brimful.sources.bytes import Bytes
 from brimful.tables.blocks import Block, Sample, concat
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import EMPTY, with_column
+from brimful.tables.ragged import EMPTY, array_of, with_column
 from brimful.tables.schema import MisfitError, conform_rows
 
 T = TypeVar("T")
@@ -334,6 +334,11 @@ class RecordParser(ABC, Generic[T]):
         """Why a record is bad, where that is seen before `block` is asked, or would not be seen by it."""
         return None
 
+    def doubtful(self, records: Mapping[int, T]) -> Mapping[int, str | None]:
+        """The records that `block` may refuse, as far as that is cheap to see, by their numbers: so that the others need not be
+        halved. Each with why it is bad; None: it is not known to be, and is parsed alone."""
+        return {}
+
     def rows(self, records: Mapping[int, T]) -> Parsed:
         """The rows of records by their numbers, in order, and why others gave none."""
         unknown: list[int] = []
@@ -345,14 +350,34 @@ class RecordParser(ABC, Generic[T]):
                 errors[number] = why
                 if self.on_error == "raise":
                     break
-        blocks, found = parse_by_halves(
-            unknown, lambda part: self.block([records[number] for number in part]), self.refused, self.on_error
-        )
+
+        def parse(part: list[int]) -> Block:
+            return self.block([records[number] for number in part])
+
+        doubtful = self.doubtful({number: records[number] for number in unknown})
+        errors |= {number: why for number, why in doubtful.items() if why is not None}
+        alone = [number for number, why in doubtful.items() if why is None]
+        if errors and self.on_error == "raise":
+            unknown = [number for number in unknown if number < min(errors)]
+        alone = [number for number in alone if not errors or self.on_error == "skip" or number < min(errors)]
+        together = [number for number in unknown if number not in doubtful]
+        blocks, found = parse_by_halves(together, parse, self.refused, self.on_error)
+        for number in alone:
+            more, refused = parse_by_halves([number], parse, self.refused)
+            blocks, found = blocks + more, found | refused
         errors |= {number: self.reason(records[number], error) for number, error in found.items()}
-        end = min(errors) if errors and self.on_error == "raise" else len(records) and max(records) + 1
-        good = [number for number in unknown if number not in errors and number < end]
-        block = concat(blocks) if self.schema.names else conform_rows([{}] * len(good), self.schema)
-        return Parsed(block, np.array(good, dtype=np.int64), sorted(errors.items()))
+        stops = bool(errors) and self.on_error == "raise"
+        good = np.array([number for number in unknown if number not in errors], dtype=np.int64)
+        good = good[good < min(errors)] if stops else good
+        if not self.schema.names:
+            block = conform_rows([{}] * len(good), self.schema)
+        elif not alone:
+            block = concat(blocks)
+        else:
+            held = np.array([number for number in (*together, *alone) if number not in found], dtype=np.int64)
+            block = concat(blocks)
+            block = block.take(array_of(np.argsort(held)[: len(good)]))
+        return Parsed(block, good, sorted(errors.items())[: 1 if stops else None])
 
 
 @final

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Final, final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.json
@@ -22,17 +24,20 @@ from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format, Parsed, ReadRequest, RecordParser, ShardReader, good_rows
 from brimful.sources.forward import ForwardReader, Records, lines_of, split
 from brimful.tables.blocks import Block, Sample
+from brimful.tables.objects import JSON, has_objects, is_json
 from brimful.tables.plain import any_part
-from brimful.tables.schema import SAMPLE_ROWS, conform_rows, has_floats, infer, may_be_rounded, misfit, unknown_key
+from brimful.tables.ragged import is_list
+from brimful.tables.schema import SAMPLE_ROWS, conform_rows, has_floats, infer, misfit, rows_rounded, unknown_key
 
 _SPACE: Final = b" \t\r\n"
-_LONG: Final = re.compile(rb"\d{8}")
+_LONG: Final = re.compile(rb"(?<![\d.])\d{8,}(?![\d.eE])")
 """Shorter integers are exact in all floats that JSON gives."""
+_NULL: Final = b"null"
 
 
 @final
 class Jsonl(Format):
-    """Lines of JSON: each an object, or blank."""
+    """Lines of JSON: each an object, or blank. Columns whose values are objects, or hold some, stay JSON."""
 
     name = "jsonl"
     extensions: tuple[str, ...] = (".jsonl", ".ndjson")
@@ -44,11 +49,22 @@ class Jsonl(Format):
 
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         rows = good_rows(_rows(file), SAMPLE_ROWS, on_error)
-        return infer(rows, columns, where) if rows else None
+        return types_of_lines(rows, columns, where) if rows else None
 
     def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
         rows = JsonLines(request.schema, request.closed, request.on_error)
         return ForwardReader(file, request, lines_of(file, request.at[0]), rows.parse)
+
+
+def types_of_lines(rows: Sequence[Sample], columns: tuple[str, ...] | None, where: str) -> pa.Schema:
+    """The schema of first rows: a column with an object is JSON, whatever else stands in it (NaN too).
+
+    Raises:
+        DataError: one of `columns` never occurs.
+    """
+    schema = infer(rows, columns, where)
+    of_json = [field for field in schema if has_objects(row.get(field.name) for row in rows)]
+    return pa.schema([field.with_type(JSON) if field in of_json else field for field in schema])
 
 
 def _rows(file: Bytes) -> Iterator[Sample | None]:
@@ -66,7 +82,8 @@ def _rows(file: Bytes) -> Iterator[Sample | None]:
 class JsonLines(RecordParser[bytes]):
     """Parses lines to one schema; `closed`: a key that is not in it is an error, else it is left out.
 
-    It is Arrow that reads each line in any case.
+    Arrow reads each line, but for columns of JSON: of these msgspec cuts the text out. What either refuses and Python's own json
+    takes (half a surrogate pair, NaN) is read by that.
     """
 
     schema: pa.Schema
@@ -76,7 +93,7 @@ class JsonLines(RecordParser[bytes]):
     def __post_init__(self) -> None:
         try:
             with suppress(pa.ArrowInvalid):  # a column that must not be null
-                self._read(b"{}")
+                self._read(b"{}", 1)
         except NotImplementedError as error:
             raise ValueError(f"schema= has a type that JSON lines cannot give: {error}") from error
 
@@ -85,7 +102,8 @@ class JsonLines(RecordParser[bytes]):
         if filled is not None and not self._may_lose_keys:
             with suppress(*self.refused):
                 block = self._block(lines.data, len(filled))
-                if not any(map(may_be_rounded, block.columns)):
+                ends = lines.ends
+                if not self._rounded(block, lambda row: lines.data[ends[row - 1] if row else 0 : ends[row]], filled):
                     return Parsed(block, filled, [])
         every = enumerate(split(lines.data, lines.ends))
         texts = {number: text for number, line in every if (text := line.strip(_SPACE))}
@@ -94,7 +112,30 @@ class JsonLines(RecordParser[bytes]):
     def block(self, records: Sequence[bytes]) -> Block:
         if not all(text.startswith(b"{") and text.endswith(b"}") for text in records):
             raise ValueError("a line is no object")
-        return self._block(b"\n".join(records), len(records))
+        try:
+            block = self._block(b"\n".join(records), len(records))
+            if self._rounded(block, records.__getitem__, np.arange(len(records))):
+                raise ValueError("an integer was rounded")
+            return block
+        except self.refused:
+            if len(records) > 1 or (self.closed and not self._objects):
+                raise
+        row = decode(records[0])
+        if self.closed and not row.keys() <= {*self.schema.names}:
+            raise ValueError("a key is not in the schema")
+        typed = conform_rows([row], self._typed, extra="drop")
+        return self._joined(typed, [[_dumped(row.get(name))] for name in self._objects])
+
+    def doubtful(self, records: Mapping[int, bytes]) -> Mapping[int, str | None]:
+        found: dict[int, str | None] = {}
+        for number, record in records.items():
+            try:
+                self._checked.decode(record)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                found[number] = self._seen(record) if self._is_simple else None
+                if found[number] is not None and self.on_error == "raise":
+                    break
+        return found
 
     def _block(self, data: bytes, rows: int) -> Block:
         """The rows of lines that each begin with { and end with }.
@@ -107,29 +148,64 @@ class JsonLines(RecordParser[bytes]):
         """
         if not rows:
             return conform_rows([], self.schema)
-        table = self._read(data)
-        if table.num_rows != rows:
+        if not self._objects:
+            return self._read(data, rows)
+        lines = self._raw.decode_lines(data)
+        if len(lines) != rows:
             raise ValueError("a line holds several objects")
-        return table.combine_chunks().to_batches()[0]
+        typed = self._read(data, rows) if self._typed.names else None
+        return self._joined(typed, [[*map(_text, column)] for column in zip(*map(self._raw_values, lines))])
 
-    def _read(self, data: bytes) -> pa.Table:
+    def _joined(self, typed: Block | None, texts: Sequence[Sequence[bytes | None]]) -> Block:
+        """The columns of a schema: typed ones, and those of JSON by their texts."""
+        columns = {} if typed is None else dict(zip(typed.schema.names, typed.columns))
+        for name, column in zip(self._objects, texts):
+            text = pa.array(column, pa.binary()).cast(
+                self.schema.field(name).type.storage_type
+            )  # refuses what is no UTF-8
+            columns[name] = pa.ExtensionArray.from_storage(self.schema.field(name).type, text)
+        made = pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
+        if any(made.column(name).null_count and not self.schema.field(name).nullable for name in self._objects):
+            raise ValueError("a value is null")
+        return made
+
+    def _read(self, data: bytes, rows: int) -> Block:
+        """The columns that Arrow reads."""
         read = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-        unknown = "error" if self.closed else "ignore"
-        parse = pa.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior=unknown)
+        unknown = "error" if self.closed and not self._objects else "ignore"
+        parse = pa.json.ParseOptions(explicit_schema=self._typed, unexpected_field_behavior=unknown)
         # Arrow's own pool keeps what each thread has used: of 64 streams, 1 GB more. No slower by the system's.
         pool = pa.system_memory_pool()
         table = pa.json.read_json(io.BytesIO(data), read_options=read, parse_options=parse, memory_pool=pool)
         table.validate(full=True)  # UTF-8
-        return table
+        if table.num_rows != rows:
+            raise ValueError("a line holds several objects")
+        return table.combine_chunks().to_batches()[0]
 
     def reason(self, record: bytes, error: Exception | None = None) -> str:
+        if (seen := self._seen(record)) is not None:
+            return seen
         try:
-            if found := misfit(decode(record), self.schema, "raise" if self.closed else "drop"):
-                return found.told()
-            self._read(record)
+            self._read(record, 1)
         except self.refused as refused:
             return str(refused).removesuffix(" in row 0")
         return "invalid JSON"
+
+    def _seen(self, record: bytes) -> str | None:
+        """Why a line is bad, by Python's own json; None where it finds nothing."""
+        try:
+            row = decode(record)
+        except DataError as error:
+            return str(error)
+        row |= {name: "" for name in self._objects if row.get(name) is not None}  # which may be anything
+        found = misfit(row, self.schema, "raise" if self.closed else "drop")
+        return None if found is None else found.told()
+
+    @cached_property
+    def _is_simple(self) -> bool:
+        """Whether a value fits a type for Arrow's JSON wherever it does in Python: a text may be a time for the former."""
+        tests = (*(test for test, _ in _PYTHON_TYPES), pa.types.is_null, pa.types.is_list, is_json)
+        return not any(any_part(kind, lambda part: not any(test(part) for test in tests)) for kind in self.schema.types)
 
     @cached_property
     def _may_lose_keys(self) -> bool:
@@ -137,21 +213,101 @@ class JsonLines(RecordParser[bytes]):
         return not self.closed and any(any_part(kind, pa.types.is_struct) for kind in self.schema.types)
 
     def known(self, record: bytes) -> str | None:
-        """Why a line is bad that is no object, or of which Arrow would leave out a key, or round an integer, without a word."""
+        """Why a line is bad that is no object, or of which Arrow would leave out a key without a word."""
         if not (record.startswith(b"{") and record.endswith(b"}")):
             return self.reason(record)
-        if not (self._may_lose_keys or (self._floats.names and _LONG.search(record))):
+        if not self._may_lose_keys:
             return None
         with suppress(DataError):
             row = decode(record)
-            lost = (unknown_key(one.name, row.get(one.name), one.type) for one in self.schema if self._may_lose_keys)
-            error = next(filter(None, lost), None) or misfit(row, self._floats, "drop")
+            lost = (unknown_key(one.name, row.get(one.name), one.type) for one in self.schema)
+            error = next(filter(None, lost), None)
             return error.told() if error else None
         return None
+
+    def _rounded(self, block: Block, line: Callable[[int], bytes], lines: NDArray[np.int64]) -> bool:
+        """Whether a row has an integer that was rounded to a float. `lines`: the numbers of the lines of all rows."""
+        some = map(line, lines[rows_rounded(block.select(self._floats.names))].tolist())
+        return any(misfit(decode(one), self._floats, "drop") for one in some if self._has_long(one))
+
+    def _has_long(self, line: bytes) -> bool:
+        """Whether a column of floats has an integer that a float may not hold."""
+        try:
+            found = self._float_texts.decode(line)
+        except msgspec.MsgspecError:
+            return True
+        return any(_LONG.search(text) for text in msgspec.structs.astuple(found) if text is not None)
+
+    @cached_property
+    def _float_texts(self) -> msgspec.json.Decoder[Any]:
+        return msgspec.json.Decoder(_record(dict.fromkeys(self._floats.names, msgspec.Raw), False))
 
     @cached_property
     def _floats(self) -> pa.Schema:
         return pa.schema([field for field in self.schema if has_floats(field.type)])
+
+    @cached_property
+    def _objects(self) -> list[str]:
+        """The columns of JSON."""
+        return [field.name for field in self.schema if is_json(field.type)]
+
+    @cached_property
+    def _typed(self) -> pa.Schema:
+        return pa.schema([field for field in self.schema if not is_json(field.type)])
+
+    @cached_property
+    def _raw(self) -> msgspec.json.Decoder[Any]:
+        """Decodes lines to the texts of their values."""
+        names = self.schema.names if self.closed else self._objects
+        return msgspec.json.Decoder(_record(dict.fromkeys(names, msgspec.Raw), self.closed))
+
+    @cached_property
+    def _raw_values(self) -> Callable[[Any], tuple[Any, ...]]:
+        """Those of a line that are columns of JSON."""
+        names = self.schema.names if self.closed else self._objects
+        places = [f"c{names.index(name)}" for name in self._objects]
+        return attrgetter(*places) if len(places) > 1 else lambda line: (getattr(line, places[0]),)
+
+    @cached_property
+    def _checked(self) -> msgspec.json.Decoder[Any]:
+        """Decodes lines as near to the schema as msgspec can say it."""
+        kinds = {field.name: _python_type(field.type) for field in self.schema}
+        return msgspec.json.Decoder(_record(kinds, self.closed))
+
+
+def _record(kinds: Mapping[str, Any], closed: bool) -> type[msgspec.Struct]:
+    """A line's values by their types; None where a key is absent."""
+    fields = [(f"c{number}", _or_null(kind), None) for number, kind in enumerate(kinds.values())]
+    names = {f"c{number}": name for number, name in enumerate(kinds)}
+    return msgspec.defstruct("Line", fields, rename=names, forbid_unknown_fields=closed, gc=False)
+
+
+def _python_type(kind: pa.DataType) -> Any:
+    for test, own in _PYTHON_TYPES:
+        if test(kind):
+            return own
+    return list[_or_null(_python_type(kind.value_type))] if is_list(kind) else msgspec.Raw  # type: ignore[misc]
+
+
+def _or_null(kind: Any) -> Any:
+    return kind if kind is msgspec.Raw else kind | None  # which is anything
+
+
+_PYTHON_TYPES: Final = (
+    (pa.types.is_integer, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_boolean, bool),
+    (pa.types.is_string, str),
+)
+
+
+def _text(raw: msgspec.Raw | None) -> bytes | None:
+    text = _NULL if raw is None else bytes(raw)
+    return None if text == _NULL else text
+
+
+def _dumped(value: Any) -> bytes | None:
+    return None if value is None else json.dumps(value).encode()
 
 
 def _objects(lines: Records[bytes]) -> NDArray[np.int64] | None:

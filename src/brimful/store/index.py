@@ -29,7 +29,7 @@ from brimful.store.manifest import Manifest
 from brimful.store.remote import Prefetched, RemoteFolder
 from brimful.tables.blocks import Block
 from brimful.tables.origins import ORIGIN, ORIGIN_TYPE
-from brimful.tables.ragged import LABELS, REMEDIES
+from brimful.tables.ragged import LABELS, REMEDIES, empty_block
 
 MAX_EXTRA_ROWS: Final = 8
 """For each wanted row at most so many others are read along."""
@@ -229,7 +229,7 @@ class StoreIndex(DataIndex):
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if not len(numbers):
-            return pa.RecordBatch.from_pylist([], self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
+            return empty_block(self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
         return self._prefetched.locate(numbers) if self.prefetches else self._fetched(numbers)
 
     def spans(self, numbers: NDArray[np.int64]) -> dict[str, RowSpans] | None:

@@ -45,7 +45,7 @@ from brimful.store.manifest import (
 from brimful.store.side import write_side_files
 from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.origins import where
-from brimful.tables.ragged import bytes_in, is_ragged, list_array, null_in, numpy_of, offsets_of
+from brimful.tables.ragged import bytes_in, empty_block, is_ragged, list_array, null_in, numpy_of, offsets_of
 from brimful.tables.schema import MisfitError, conform
 
 
@@ -303,7 +303,7 @@ class _Writer:
             return
         schema = self._seen if self._seen.names else self._known()
         if schema:
-            self._schema = stored_schema(pa.RecordBatch.from_pylist([], schema), self._num_ids)
+            self._schema = stored_schema(empty_block(schema), self._num_ids)
             self._part = PartFile(self._folder / "00000.arrow", self._schema)
 
     def _end_file(self, after: State, skip: int = 0, *, least_bytes: int = 0) -> None:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from brimful.core.stage import BLOCK_ROWS
 from brimful.plan.errors import DataError
+from brimful.tables.objects import values_in
 from brimful.tables.origins import HIDDEN, ORIGIN, where
 from brimful.tables.ragged import EMPTY, array_of, column_of, is_ragged, numpy_of, with_column
-from brimful.tables.schema import UNFIT, MisfitError, as_column, conform
+from brimful.tables.schema import UNFIT, MisfitError, as_column, conform, large, unified
 
 Sample: TypeAlias = dict[str, Any]
 
@@ -38,7 +39,8 @@ WIDE: Final = {"uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "i
 
 
 def samples(block: Block) -> list[Sample]:
-    """The rows of a block as dicts. Lists of numbers become numpy arrays of at least 32 bits, which the caller may change.
+    """The rows of a block as dicts. Lists of numbers become numpy arrays of at least 32 bits, which the caller may change. JSON
+    becomes what it says.
 
     >>> samples(from_samples([{"input_ids": [1, 2], "id": 7}]))
     [{'input_ids': array([1, 2]), 'id': 7}]
@@ -74,7 +76,7 @@ def _values(array: pa.Array) -> list[Any]:
         moved = array.take(array_of(np.arange(len(array))))
         return list(np.array(moved.to_numpy_ndarray()))
     if not is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
-        return list(array.to_pylist())
+        return values_in(array)
     bounds = array.offsets.to_pylist()
     first = bounds[0]
     inner = array.values[first : bounds[-1]]
@@ -154,10 +156,10 @@ def concat(blocks: Iterable[Block]) -> Block:
         return pa.concat_batches(kept)
     schema = kept[0].schema
     if all(block.schema.equals(schema) for block in kept):
-        schema = pa.schema([pa.field(field.name, _large(field.type)) for field in schema])
+        schema = pa.schema([pa.field(field.name, large(field.type)) for field in schema])
     for block in kept[1:]:
         try:
-            schema = pa.unify_schemas([schema, block.schema], promote_options="permissive")
+            schema = unified([schema, block.schema])
         except pa.ArrowException as error:
             raise DataError(f"a column changes its type: {error} ({where(block, 0)})") from error
     for number, block in enumerate(kept):
@@ -167,16 +169,6 @@ def concat(blocks: Iterable[Block]) -> Block:
             words = f"{error.column!r} is {error.wanted} elsewhere and {error.found} here: {error.why}"
             raise DataError(f"a column changes its type: {words} ({where(block, error.row())})") from error
     return pa.concat_batches(kept)
-
-
-def _large(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string(kind):
-        return pa.large_string()
-    if pa.types.is_binary(kind):
-        return pa.large_binary()
-    if pa.types.is_list(kind):
-        return pa.large_list(_large(kind.value_type))
-    return kind
 
 
 def rows_at(number: int) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brimful.tables.objects import JSON, as_json_column, is_json
 from brimful.tables.ragged import array_of, list_array, null_in, numpy_of, offsets_in, offsets_of
 
 _TESTS: Final[Any] = pa.types
@@ -16,13 +17,15 @@ _VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """A type without dictionaries, runs, views and extensions, and with offsets of 32 bits. Arrays of fixed shape stay.
+    """A type without dictionaries, runs, views and extensions, and with offsets of 32 bits. Arrays of fixed shape and JSON stay.
 
     >>> plain(pa.large_list(pa.string_view())), plain(pa.bool8()), plain(pa.uuid())
     (ListType(list<item: string>), DataType(bool), FixedSizeBinaryType(fixed_size_binary[16]))
     """
     if isinstance(kind, pa.FixedShapeTensorType):
         return kind
+    if is_json(kind):
+        return JSON
     if isinstance(kind, pa.Bool8Type):
         return pa.bool_()
     if isinstance(kind, pa.BaseExtensionType):
@@ -73,6 +76,8 @@ def as_plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """
     if array.type == kind:
         return array
+    if is_json(kind):
+        return as_json_column(array, kind)
     own, null = array.type, null_in(array)
     if isinstance(array, pa.ExtensionArray):
         return as_plain(array.storage, kind)
@@ -106,8 +111,8 @@ def as_plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def without_extensions(block: pa.RecordBatch) -> pa.RecordBatch:
-    """A block without runs and views, of which Arrow cannot take rows, and without extensions. All other columns stay, without a
-    copy."""
+    """A block without runs and views, of which Arrow cannot take rows, and without extensions but JSON. All other columns stay,
+    without a copy."""
     for place, field in enumerate(block.schema):
         if any_part(field.type, _is_peculiar):
             kind = _VIEWS.get(field.type) or plain(field.type)  # of any size
@@ -116,9 +121,10 @@ def without_extensions(block: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _is_peculiar(kind: pa.DataType) -> bool:
-    """Whether a type is of runs or views, or an extension."""
+    """Whether a type is of runs or views, or an extension but those that stay."""
     if isinstance(kind, pa.BaseExtensionType):
-        return not isinstance(kind, pa.FixedShapeTensorType)
+        text = is_json(kind) and not pa.types.is_string_view(kind.storage_type)
+        return not (text or isinstance(kind, pa.FixedShapeTensorType))
     views = (_TESTS.is_string_view, _TESTS.is_binary_view, _TESTS.is_list_view, _TESTS.is_large_list_view)
     return any(test(kind) for test in (_TESTS.is_run_end_encoded, *views))
 

@@ -476,6 +476,11 @@ def _neighbours(values: NDArray[Any], width: int) -> NDArray[Any]:
 EMPTY: Final = pa.RecordBatch.from_arrays([], names=[])
 
 
+def empty_block(schema: pa.Schema) -> pa.RecordBatch:
+    """No row of a schema. (Arrow makes no array of lists of JSON from Python's values.)"""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
+
+
 def with_column(block: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
     """A block with a column added or replaced."""
     index = block.schema.get_field_index(name)

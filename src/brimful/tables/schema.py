@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
+from types import NoneType
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -20,7 +21,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from brimful.plan.errors import DataError
-from brimful.tables.plain import any_part, as_plain, plain
+from brimful.tables.objects import JSON, as_json_column, can_be_json, has_objects, is_json, json_of
+from brimful.tables.plain import any_part, as_plain, inside, plain
 from brimful.tables.ragged import array_of, is_list, list_array, numpy_of
 
 SAMPLE_ROWS: Final = 1000
@@ -28,10 +30,39 @@ FIRST_ROWS: Final = 32
 """A function may take long: so many of its rows give the types, if no column is null or absent in them."""
 OF_RESULTS: Final = "return one type in every sample"
 OF_FILES: Final = "say its type in schema=, or leave the column out with columns="
+_ASKED: Final = {
+    OF_RESULTS: "return one type in every sample, or say it in schema= ({})",
+    OF_FILES: "say its type in schema= ({}), or leave the column out with columns=",
+}
+"""The same where it is known which type helps."""
 _EVERY: Final = "return it in every sample, None where there is nothing to say"
 UNKNOWN: Final = "name it in schema=, or leave the column out with columns="
+AS_JSON: Final = "json"
+"""How schema= names the type of a column of objects."""
 UNFIT: Final = (pa.ArrowException, OverflowError, UnicodeEncodeError)
 """Arrow raises these where values fit no type, or not the wanted one."""
+
+
+Types: TypeAlias = pa.Schema | Mapping[str, pa.DataType | str]
+"""What users give as schema=."""
+
+
+def asked(types: Types | None) -> pa.Schema | None:
+    """The types that a user gives by schema=.
+
+    Raises:
+        TypeError: they are no types.
+
+    >>> asked({"id": pa.int64(), "meta": "json"}).field("meta").type == JSON
+    True
+    """
+    if types is None or isinstance(types, pa.Schema):
+        return types
+    try:
+        return pa.schema([(name, JSON if kind == AS_JSON else kind) for name, kind in types.items()])
+    except (TypeError, ValueError, AttributeError) as error:
+        words = f"schema takes pyarrow's types by column, as {{'id': pa.int64(), 'meta': 'json'}}: {error}"
+        raise TypeError(words) from None
 
 
 # -- columns of Python values --------------------------------------------------------------------------------------------
@@ -41,6 +72,7 @@ def as_column(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Arra
     """Values as a column of a type, or of the type that they have in common.
 
     Arrays of one dimension become lists. Arrays of several dimensions become tensors if all have one shape, else nested lists.
+    Objects become JSON, where that gives them back as they are, else structs.
 
     Raises:
         pa.ArrowException, OverflowError, UnicodeEncodeError: they do not fit, or have nothing in common.
@@ -57,6 +89,11 @@ def as_column(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Arra
 
 
 def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
+    if kind is not None and is_json(kind):
+        return as_json_column(json_of(values), kind)
+    if kind is None and has_objects(values):
+        with suppress(pa.ArrowInvalid):
+            return json_of(values)
     first = next((value for value in values if value is not None), None)
     if not _is_array(first):
         return _plain(values, kind)
@@ -70,6 +107,21 @@ def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     return _plain([None if array is None else array.tolist() for array in arrays], kind)
 
 
+def large(kind: pa.DataType) -> pa.DataType:
+    """A type of text, bytes or lists with offsets of 64 bits: for more than 2 GiB of them.
+
+    >>> large(pa.list_(pa.string()))
+    LargeListType(large_list<item: large_string>)
+    """
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if is_json(kind):
+        return pa.json_(pa.large_string())
+    return pa.large_list(large(kind.value_type)) if pa.types.is_list(kind) else inside(kind, large)
+
+
 def _is_array(value: Any) -> bool:
     return hasattr(value, "__array__") and not np.isscalar(value)
 
@@ -77,7 +129,11 @@ def _is_array(value: Any) -> bool:
 def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     try:
         own = pa.array(values)
+        if isinstance(own, pa.ChunkedArray):  # more than 2 GiB
+            own, kind = pa.array(values, large(own.type)), kind and large(kind)
     except UNFIT:
+        if {*map(type, values)} <= {int, NoneType}:
+            return _cast(pa.array(values, pa.uint64()), kind)  # beyond int64
         if not any(map(_is_array, values)):
             raise
         values = [np.asarray(value).tolist() if _is_array(value) else value for value in values]
@@ -135,6 +191,8 @@ def _tensors(arrays: Sequence[NDArray[Any] | None], shape: tuple[int, ...]) -> p
 def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
     if kind is None or array.type == kind:
         return array
+    if is_json(kind):
+        return as_json_column(array, kind)
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), kind)
     if not _alike(array.type, kind):
@@ -161,6 +219,8 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether a cast changes only how values are stored, not their kind: a number is no string. No key is left out."""
     if one == other or pa.types.is_null(one):
         return True
+    if is_json(other):
+        return can_be_json(one)
     if isinstance(one, pa.FixedShapeTensorType) and isinstance(other, pa.FixedShapeTensorType):
         return bool(one.shape == other.shape)
     if is_list(one) and is_list(other):
@@ -187,7 +247,7 @@ def type_name(kind: pa.DataType) -> str:
     """
     if isinstance(kind, pa.FixedShapeTensorType):
         return f"an array of {kind.value_type} of shape {tuple(kind.shape)}"
-    return str(kind)
+    return str(kind).replace(str(JSON), "json")
 
 
 # -- the types of first rows ---------------------------------------------------------------------------------------------
@@ -249,25 +309,49 @@ def _common(values: list[Any]) -> pa.DataType:
     kinds = {*map(type, there)}  # these two need no pa.array, which imports pandas: .3 s
     if kinds == {int} and max(map(int.bit_length, there)) < 64:
         return pa.int64()
-    if kinds == {str} and not re.search(r"[\ud800-\udfff]", "".join(there)):
+    if kinds == {str} and not re.search(_HALF_PAIR, "".join(there)):
         return pa.string()
     try:
-        return as_column(values).type
+        return plain(as_column(values).type)
     except UNFIT:
         found = pa.schema([("", pa.null())])
+        column = (
+            partial(_plain, kind=None) if has_objects(values) else as_column
+        )  # JSON is for all of them, or for none
         for value in values:
             with suppress(*UNFIT):
-                one = pa.schema([("", as_column([value]).type)])
-                found = pa.unify_schemas([found, one], promote_options="permissive")
+                found = unified([found, pa.schema([("", column([value]).type)])])
         return found.field(0).type
 
 
 def settled(schema: pa.Schema) -> pa.Schema:
-    """A schema whose lists that never held a value are lists of integers."""
-    for place, field in enumerate(schema):
-        if is_list(field.type) and pa.types.is_null(field.type.value_type):
-            schema = schema.set(place, field.with_type(pa.list_(pa.int64())))
-    return schema
+    """A schema whose lists that never held a value are lists of integers, also inside of lists."""
+    return pa.schema([field.with_type(_settled(field.type)) for field in schema], schema.metadata)
+
+
+def _settled(kind: pa.DataType) -> pa.DataType:
+    if not is_list(kind):
+        return kind
+    inner = pa.int64() if pa.types.is_null(kind.value_type) else _settled(kind.value_type)
+    return kind if inner == kind.value_type else pa.list_(inner)
+
+
+def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The columns of two schemas, numbers widened. What is JSON in one of them is JSON.
+
+    Raises:
+        pa.ArrowException: a column has two types without a common one.
+    """
+    of_json = [field.name for schema in schemas for field in schema if is_json(field.type)]
+    if not of_json:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    typed = [
+        pa.schema(
+            [field.with_type(JSON) if field.name in of_json and can_be_json(field.type) else field for field in schema]
+        )
+        for schema in schemas
+    ]
+    return pa.unify_schemas(typed, promote_options="permissive")
 
 
 def united(schemas: Iterable[tuple[int, pa.Schema]], what: str) -> pa.Schema:
@@ -286,7 +370,7 @@ def united(schemas: Iterable[tuple[int, pa.Schema]], what: str) -> pa.Schema:
                 f"{what}: column {name!r} is {type_name(schema.field(name).type)} in data set {number} and "
                 f"{type_name(whole.field(name).type)} in those before it; convert it (map), or rename or drop it in one of them"
             )
-        whole = pa.unify_schemas([whole, schema.remove_metadata()], promote_options="permissive")
+        whole = unified([whole, schema.remove_metadata()])
     return whole
 
 
@@ -298,10 +382,10 @@ def _apart(schema: pa.Schema, field: pa.Field) -> bool:
     if kinds[0] == kinds[1]:
         return False
     try:
-        both = pa.unify_schemas([pa.schema([("", kind)]) for kind in kinds], promote_options="permissive").field(0).type
+        common = unified([pa.schema([("", kind)]) for kind in kinds]).field(0).type
     except pa.ArrowException:
         return True
-    return not all(_alike(kind, both) for kind in kinds)
+    return not all(_alike(kind, common) for kind in kinds)
 
 
 # -- types as plain JSON -------------------------------------------------------------------------------------------------
@@ -340,6 +424,8 @@ def _type_as_json(kind: pa.DataType) -> Any:
             return str(kind)
     if isinstance(kind, pa.FixedShapeTensorType):
         return ["tensor", _type_as_json(kind.value_type), [*kind.shape]]
+    if is_json(kind):
+        return ["json"]
     if pa.types.is_struct(kind):
         return ["struct", *([field.name, _field_as_json(field)] for field in kind)]
     if pa.types.is_map(kind):
@@ -381,6 +467,7 @@ def _out_of_arrow(text: str) -> pa.Field:
 
 
 _TYPES: Final[dict[str, Callable[..., pa.DataType]]] = {
+    "json": lambda: JSON,
     "tensor": lambda inner, shape: pa.fixed_shape_tensor(_type(inner), shape),
     "struct": lambda *fields: pa.struct([_field(*one) for one in fields]),
     "map": lambda key, item: pa.map_(_type(key), _field("value", item)),
@@ -414,10 +501,17 @@ class MisfitError(ValueError):
         wanted: the type by the schema, in words; None where the schema has no such column, or the type no such key.
         why: more words; the only ones if `wanted` is None.
         row: gives the number of the first row that does not fit, which takes a search in a block.
+        asked: the type in schema= by which the value fits, as users write it; "" where nobody knows.
     """
 
     def __init__(
-        self, column: str, found: str, wanted: str | None, why: str = "", row: Callable[[], int] = lambda: 0
+        self,
+        column: str,
+        found: str,
+        wanted: str | None,
+        why: str = "",
+        row: Callable[[], int] = lambda: 0,
+        asked: str = "",
     ) -> None:
         kinds = f"column {column!r} is {wanted} by the schema but {found} here{why and f' ({why})'}"
         super().__init__(why if wanted is None else kinds)
@@ -426,11 +520,15 @@ class MisfitError(ValueError):
         self.wanted: str | None = wanted
         self.why: str = why
         self.row: Callable[[], int] = row
+        self._asked = asked
 
     def told(self, remedy: str = OF_FILES) -> str:
         """The message with a remedy: this one where the type is another, one beside it where a column or a key is unknown."""
-        unknown = UNKNOWN if remedy == OF_FILES else _EVERY
-        return f"{self}; {unknown if self.wanted is None else remedy}"
+        if self.wanted is None:
+            remedy = UNKNOWN if remedy == OF_FILES else _EVERY
+        elif self._asked and remedy in _ASKED:
+            remedy = _ASKED[remedy].format(f"{self.column!r}: {self._asked}")
+        return f"{self}; {remedy}"
 
 
 def conform(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -493,6 +591,8 @@ def conform_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, *, extra:
 
     Args:
         extra: what becomes of keys that are not in the schema.
+    Returns:
+        The types are those of the schema, but for offsets of 64 bits in a column of more than 2 GiB.
     Raises:
         MisfitError: a row does not fit, or has a key that is not in the schema.
     """
@@ -502,7 +602,8 @@ def conform_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, *, extra:
                 return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
             columns = [as_column([row.get(field.name) for row in rows], field.type) for field in schema]
             if all(field.nullable or not column.null_count for field, column in zip(schema, columns)):
-                return pa.RecordBatch.from_arrays(columns, schema=schema)
+                held = pa.schema([field.with_type(column.type) for field, column in zip(schema, columns)])
+                return pa.RecordBatch.from_arrays(columns, schema=held)
     for number, row in enumerate(rows):
         if error := misfit(row, schema, extra):
             error.row = partial(int, number)
@@ -544,22 +645,72 @@ def _unfit(value: Any, field: pa.Field) -> MisfitError | None:
     with suppress(*UNFIT):
         as_column([value], kind)
         return None if field.nullable or value is not None else MisfitError(field.name, "null", f"{wanted} not null")
-    rounded = type(value) is int and pa.types.is_floating(kind)
-    found = f"the integer {value}, which it would round," if rounded else _type_of(value)
-    return MisfitError(field.name, found, wanted)
+    found, why, type_asked = _cause(value, kind)
+    if pa.types.is_null(kind):
+        why = f"{why}; " * bool(why) + f"it was null in the first {SAMPLE_ROWS:,} rows, or as many as there were"
+    return MisfitError(field.name, found, wanted, why, asked=type_asked)
+
+
+def _cause(value: Any, kind: pa.DataType) -> tuple[str, str, str]:
+    """Why a value does not fit a type: what it is, more words, and the type that would hold it, as users write it."""
+    if type(value) is int and pa.types.is_floating(kind):
+        return f"the integer {value}, which it would round,", "", ""
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        return "an integer", f"{value:,} is beyond 64 bits", "'json'"
+    if type(value) is int and value >= 2**63 and pa.types.is_integer(kind):
+        return "an integer", f"{value:,} is beyond {kind}", "pa.uint64()"
+    if type(value) is str and re.search(_HALF_PAIR, value):
+        return "text", "it has half a surrogate pair, which is no character: it was cut within one", "'json'"
+    found = _type_of(value, kind)
+    odd = ""
+    try:
+        json_of([value])
+    except pa.ArrowInvalid as error:
+        odd = str(error)
+    if has_objects([value]) and not any_part(kind, pa.types.is_struct):
+        return "an object", odd, "" if odd else "'json'"
+    if isinstance(value, list) and found.endswith(_UNHELD) and not odd:
+        return found, "its values are of several kinds", "'json'"
+    return found, "", _AS_WRITTEN.get(type(value), "") if pa.types.is_null(kind) else ""
+
+
+_HALF_PAIR: Final = r"[\ud800-\udfff]"
+_UNHELD: Final = "that no column can hold"
+_AS_WRITTEN: Final = {
+    str: "pa.string()",
+    int: "pa.int64()",
+    float: "pa.float64()",
+    bool: "pa.bool_()",
+    bytes: "pa.binary()",
+}
+
+
+def rows_rounded(block: pa.RecordBatch) -> NDArray[np.int64]:
+    """The rows that have floats so large that an integer may have been rounded to them, int64 (n,)."""
+    found = np.zeros(block.num_rows, bool)
+    for array in block.columns:
+        found |= _may_be_rounded(array)
+    return np.flatnonzero(found)
 
 
 def may_be_rounded(array: pa.Array) -> bool:
-    """Whether there are floats so large that an integer may have been rounded to them."""
-    kind = array.type
+    """Whether a column has such floats."""
+    return bool(_may_be_rounded(array).any())
+
+
+def _may_be_rounded(array: pa.Array) -> NDArray[np.bool_]:
+    kind, found = array.type, np.zeros(len(array), bool)
     if is_list(kind):
-        return may_be_rounded(array.flatten())
-    if pa.types.is_struct(kind):
-        return any(map(may_be_rounded, array.flatten()))
-    if not pa.types.is_floating(kind):
-        return False
-    values = numpy_of(array.drop_null())
-    return bool((np.abs(values) >= 2 ** (np.finfo(values.dtype).nmant + 1)).any())
+        inside = _may_be_rounded(array.flatten())
+        if inside.any():
+            found[numpy_of(pc.list_parent_indices(array))[inside]] = True
+    elif pa.types.is_struct(kind):
+        for part in array.flatten():
+            found |= _may_be_rounded(part)
+    elif pa.types.is_floating(kind):
+        values = numpy_of(array.fill_null(0) if array.null_count else array)
+        found = np.abs(values) >= 2 ** (np.finfo(values.dtype).nmant + 1)
+    return found
 
 
 def has_floats(kind: pa.DataType) -> bool:
@@ -578,8 +729,9 @@ def _rounds(own: pa.DataType, kind: pa.DataType) -> bool:
     return False
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: Any, kind: pa.DataType = JSON) -> str:
+    """The type of a value in words, beside one that it does not fit."""
     try:
-        return type_name(as_column([value]).type)
+        return type_name((_plain([value], None) if any_part(kind, pa.types.is_struct) else as_column([value])).type)
     except UNFIT:
-        return f"{type(value).__name__} that no column can hold"
+        return f"{type(value).__name__} {_UNHELD}"

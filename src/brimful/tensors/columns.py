@@ -19,6 +19,7 @@ from brimful.index.index import RowSpans
 from brimful.plan.errors import DataError
 from brimful.plan.once import once
 from brimful.tables.blocks import Block, with_origin
+from brimful.tables.objects import values_in
 from brimful.tables.origins import HIDDEN, where
 from brimful.tables.ragged import (
     LABELS,
@@ -188,7 +189,7 @@ class ObjectColumn:
 
     def of(self, numbers: IntArray) -> list[Any]:
         """Those of some samples."""
-        return list(self.values.take(pa.array(self.rows[numbers])).to_pylist())
+        return values_in(self.values.take(pa.array(self.rows[numbers])))
 
 
 @dataclass(frozen=True, eq=False)
