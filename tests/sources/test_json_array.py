@@ -46,6 +46,18 @@ def test_an_array_is_read_and_resumed_however_it_is_laid_out(
         assert_exact_resume(make, max_resumes=8)
 
 
+def test_objects_in_elements_stay_as_they_were_written(tmp_path: Path) -> None:
+    rows = [
+        {"id": 2**63 + id, "meta": {"b": 2.0 if id % 2 else 2, "a": [None, {"\n": '"]},{'}][: id % 3]}}
+        for id in range(9)
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=2))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("a.json", "a.jsonl"):
+        seen = bf.from_files(tmp_path / name).map(lambda row: {"text": json.dumps(row)})
+        assert [row["text"] for row in seen] == [json.dumps(row) for row in rows]
+
+
 def test_an_extension_alone_tells_an_array_from_lines_by_its_first_character(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for text, rows in (

@@ -18,10 +18,10 @@ from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.compressed import begun
 from brimful.sources.format import Format, Parsed, ReadRequest, ShardReader, good_rows
 from brimful.sources.forward import BUFFER_BYTES, RECORD_BYTES, Forward, ForwardReader, Records, buffer_bytes, split
-from brimful.sources.jsonl import Jsonl, JsonLines, decode
+from brimful.sources.jsonl import Jsonl, JsonLines, decode, types_of_lines
 from brimful.tables.blocks import Sample
 from brimful.tables.ragged import offsets_of, runs
-from brimful.tables.schema import SAMPLE_ROWS, infer
+from brimful.tables.schema import SAMPLE_ROWS
 
 _BLANK: Final = b" \t\r\n"
 _MEMBER: Final = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*([^ \t\r\n])', re.DOTALL)
@@ -59,7 +59,7 @@ class JsonArray(Format):
         if self._is_lines(first):
             return Jsonl().infer(file, columns, where, on_error)
         rows = good_rows(_samples(file, first), SAMPLE_ROWS, on_error)
-        return infer(rows, columns, where) if rows else None
+        return types_of_lines(rows, columns, where) if rows else None
 
     def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
         file, first = begun(file, resumed=request.at[0] > 0)
