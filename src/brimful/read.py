@@ -56,20 +56,24 @@ def from_files(
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
     timeout_seconds: float = 60.0,
+    compression: str | None = None,
+    zstd_window_bytes: int | None = None,
 ) -> Dataset:
     """The samples of files (shards). Several shards are read at once, one row of each in turn.
 
     Args:
         urls: names, on any file system that fsspec knows. `{00..99}` and globs expand, and globs are sorted. A `Path`,
             or a string that names an existing file, means exactly that file, even if its name has characters such as
-            `*`. A file that several patterns match is read once. A file that is named in full is read as often as you
+            `*` or `::`. A file that several patterns match is read once. A file that is named in full is read as often as you
             name it. Globs leave out names that begin with a dot.
-        format: the format of the records. "auto" takes the format of each shard from its extension. Shards may be
-            compressed, such as `a.jsonl.gz` (.gz, .zst, .bz2, .lz4, .xz). "text" makes a row {"text": line} of each
-            line. "csv" and "tsv" need a header. "cbor" reads maps, and needs the extra `cbor`. "jsonl" and "parquet"
-            (.parquet, .pq) are files as usual. "arrow" (.arrow, .ipc, .feather) reads files and streams, Hugging Face's
-            included. Or give a function of the open file that yields samples. A resume then reads the samples that it
-            skips. In all sources, Arrow's dictionaries, views, runs and extensions become the type that they store
+        format: the format of the records. "auto" takes the format of each shard from its extension. "json" is one
+            array of objects, or an object that holds one (`{"data": [...]}`). brimful reads it element by element. With
+            "auto", a file `.json` that begins with `[` is such an array, and any other is JSON lines. "text" makes a
+            row {"text": line} of each line. "csv" and "tsv" need a header. "cbor" reads maps, and needs the extra
+            `cbor`. "jsonl" and "parquet" (.parquet, .pq) are files as usual. "arrow" (.arrow, .ipc, .feather) reads
+            files and streams, Hugging Face's included. Or give a function of the open file that yields samples. A
+            resume then reads the samples that it skips. In all sources, Arrow's dictionaries, views, runs and
+            extensions become the type that they store
             (`uuid` becomes 16 bytes, `bool8` bool).
         columns: take only these columns. Parquet and Arrow files do not read the others.
         schema: the type of every column that `columns` does not leave out. By default, brimful takes the types of the
@@ -93,15 +97,21 @@ def from_files(
             that hides the next record. Such a shard counts once in `skipped` and once in `skipped_shards`.
         storage_options: options for fsspec.
         timeout_seconds: how long to wait for a shard, with all attempts together. Then a TimeoutError names it.
+        compression: "gzip", "zstd", "bz2", "xz" or "lz4", for all shards. "none": give their bytes as they are. By
+            default, the first bytes of each shard tell how it is compressed, and else its name (.gz, .zst, .bz2, .xz,
+            .lz4). Parquet and Arrow files are never compressed as a whole.
+        zstd_window_bytes: read zstd frames with windows of up to so many bytes (`zstd --long=31` writes 2 GB). By
+            default, 128 MB. It needs the extra `zstd`.
     Raises:
-        ImportError: the format is CBOR and cbor2 is not installed.
+        ImportError: the format is CBOR and cbor2 is not installed, or `zstd_window_bytes` and backports.zstd is not.
         FileNotFoundError: (when run) a name or a glob matches nothing, or a link leads nowhere.
         DataError: (when run) a record is bad, a shard is damaged, or it changes while it is read. The error names file
             and line.
         TimeoutError: (when run) a file system did not answer in time.
     State: about 30 bytes for each open shard. A resume does not parse consumed rows again, except for the current row
         group or record batch of parquet and arrow.
-    Price: about 1 MB for each active or standby shard. A remote shard takes 4 MB, and all of them 256 MB at most.
+    Price: about 1 MB for each active or standby shard. A remote shard takes 4 MB, and all of them 256 MB at most. A
+        zstd shard takes its window, too.
         Parquet and arrow also hold the stored columns of a row group or record batch. Each stream of a rank takes 8 MB,
         its own active and standby shards, its own window of batches, and at least 2 threads. A local shard is an open
         file. Remote shards share the connections of their file system (10 of s3fs, 100 of HTTP), whatever the number of
@@ -124,7 +134,7 @@ def from_files(
         raise ValueError(f"urls must name at least one file (got {'an empty name' if given else 'none'})")
     kept = None if columns is None else names_of("columns", columns)
     stage = FromFiles(
-        Shards(given, dict(storage_options or {}), timeout_seconds),
+        Shards(given, dict(storage_options or {}), timeout_seconds, compression, zstd_window_bytes),
         format,
         kept,
         asked(schema),

@@ -58,7 +58,7 @@ def test_completion_can_be_installed() -> None:
 @pytest.mark.parametrize("command", ["run", "tokenize", "report", "head"])
 def test_help_names_all_formats(command: str) -> None:
     said = "".join(invoke(command, "--help").stdout.replace("│", " ").split())
-    assert "Files(jsonl,text,csv,tsv,cbor,parquet,arrow;allbutthelasttwoalso.gz.zst.bz2.lz4.xz)" in said
+    assert "Files(jsonl,json,text,csv,tsv,cbor,parquet,arrow;allbutthelasttwoalso.gz.zst.bz2.lz4.xz)" in said
     assert "--format" in said
 
 

@@ -79,7 +79,7 @@ def test_a_store_has_batches_and_a_tokenizer_decodes_them(corpus: Corpus, store:
 
 def test_a_format_is_named_where_no_extension_says_it(tmp_path: Path) -> None:
     (tmp_path / "a.dat").write_text("one\ntwo\n")
-    assert "Name it with --format (jsonl, text, " in refusal("head", tmp_path / "a.dat")
+    assert "Name it with --format (jsonl, json, text, " in refusal("head", tmp_path / "a.dat")
     assert "two" in shown(tmp_path / "a.dat", "--format", "text")
     assert "--format must be one of auto, jsonl" in refusal("head", tmp_path / "a.dat", "--format", "doc")
 

@@ -77,7 +77,7 @@ def test_it_is_said_whether_samples_are_cut(words: list[Any]) -> None:
 def test_a_format_is_named_where_no_extension_says_it(corpus: Corpus, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("alpha beta\n")
     words = ["run", tmp_path / "a", "--tokenizer", corpus.tokenizer, "--json"]
-    assert "does not show its format. Name it with --format (jsonl, text" in refusal(*words)
+    assert "does not show its format. Name it with --format (jsonl, json, text" in refusal(*words)
     assert json.loads(invoke(*words, "--format", "text").stdout)["tokens"] == 2
 
 

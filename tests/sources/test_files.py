@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.sources.compressed import MAGIC_BYTES
 from brimful.sources.format import Parsed
 from brimful.sources.formats import FORMATS
 from brimful.sources.forward import Records
@@ -80,7 +81,7 @@ def test_types_of_python_are_no_schema(tmp_path: Path) -> None:
 
 def test_an_extension_that_says_nothing_is_refused_before_the_first_row(tmp_path: Path) -> None:
     urls = [write(tmp_path / "a.jsonl", numbered(0, 5)), write(tmp_path / "b.data.gz", b"")]
-    message = r"^the name of .*/b\.data\.gz does not show its format. Give format= \(jsonl, text, "
+    message = r"^the name of .*/b\.data\.gz does not show its format. Give format= \(jsonl, json, text, "
     with pytest.raises(ValueError, match=message):
         next(bf.from_files(urls, n_active_shards=1, n_standby_shards=0).iter())
 
@@ -368,7 +369,7 @@ def test_a_truncated_archive_is_an_error_after_its_rows_or_is_skipped_from_there
 
 def test_a_file_that_is_no_archive_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(b'{"id": 1}\n')
+    path.write_bytes(b'\0{"id": 1}\n')  # text would be read as what it is
     with pytest.raises(
         bf.DataError, match=r"^shard a\.jsonl\.gz, line 1: cannot be read on: .*; the shard is damaged$"
     ):
@@ -558,7 +559,8 @@ def test_a_resume_parses_nothing_that_was_consumed(
         assert sum(parsed) == 60_000 - at_block
         if ending == ".jsonl":
             size = Path(url).stat().st_size
-            assert sum(files.read_bytes.values()) == size - position["byte"] + 1  # and the newline before
+            rest = size - position["byte"] + 1  # and the newline before
+            assert sum(files.read_bytes.values()) == MAGIC_BYTES + rest
 
 
 def test_a_stuck_read_is_a_timeout_that_names_the_shard_and_closing_returns(

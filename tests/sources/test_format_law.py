@@ -57,6 +57,10 @@ def in_json(rows: list[Row]) -> bytes:
     return b"".join(b'{"a": "x", "b": 1}\n' if row is None else json.dumps(row).encode() + b"\n" for row in rows)
 
 
+def in_array(rows: list[Row]) -> bytes:
+    return json.dumps([{"a": "x", "b": 1} if row is None else row for row in rows], indent=1).encode()
+
+
 def in_text(rows: list[Row]) -> bytes:
     return b"".join(b"b\xffd\n" if row is None else row["b"].encode() + b"\n" for row in rows)
 
@@ -98,6 +102,7 @@ def called(file: BinaryIO) -> Iterator[Any]:
 TEXT = pa.schema({"text": pa.string()})
 CASES = {
     "jsonl": Case(FORMATS["jsonl"], ".jsonl", in_json),
+    "json": Case(FORMATS["json"], ".json", in_array),
     "text": Case(FORMATS["text"], ".txt", in_text, TEXT),
     "csv": Case(FORMATS["csv"], ".csv", delimited(",")),
     "tsv": Case(FORMATS["tsv"], ".tsv", delimited("\t")),
@@ -196,7 +201,7 @@ def test_a_truncated_archive_is_an_error_after_its_whole_rows(tmp_path: Path, na
     assert (list(it), it.stats["skipped"]) == (seen, 1)
 
 
-@pytest.mark.parametrize("name", ["jsonl", "csv", "tsv", "cbor", "function"])
+@pytest.mark.parametrize("name", ["jsonl", "json", "csv", "tsv", "cbor", "function"])
 def test_a_column_that_must_not_be_null_refuses_a_null(name: str) -> None:
     case, rows = CASES[name], many(3)
     assert rows[1] is not None

@@ -21,6 +21,7 @@ from brimful.core.counters import OnError
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format, Parsed, Piece, ReadRequest, ShardReader
 from brimful.sources.formats import FORMATS, format_of
+from brimful.sources.json_array import JsonArray
 from brimful.testing import assert_exact_resume
 
 GROUP = 300
@@ -84,13 +85,18 @@ def write(path: Path, first: int, counts: list[int]) -> None:
 def test_a_format_is_told_by_its_extension_below_that_of_a_compression() -> None:
     for name, form in (
         ("a.jsonl", "jsonl"),
-        ("b/c.json.zst", "jsonl"),
+        ("A.JSONL.GZ", "jsonl"),
+        ("https://host/a.csv.gzip?sig=x.y#z", "csv"),
+        ("s3://bucket/part-?.txt", "text"),
+        ("zip://a.tsv.bz2::s3://bucket/b.zip", "tsv"),
+        ("simplecache::https://host/a.parquet?sig=x", "parquet"),
         ("a.ndjson", "jsonl"),
         ("a.txt.gz", "text"),
         ("b/c.parquet", "parquet"),
         ("c.feather", "arrow"),
     ):
         assert format_of(name) is FORMATS[form]
+    assert format_of("b/c.json.zst") == JsonArray(or_lines=True, unit="line")
     assert format_of("x.groups") is FORMATS["groups"]
     assert format_of("x.gz") is format_of("x") is None
 
@@ -119,7 +125,9 @@ def test_a_format_says_what_applies_to_it(tmp_path: Path) -> None:
             ValueError, match=r"\.gz: groups files are not compressed as a whole; decompress it, or give"
         ):
             bf.from_files(url, format=form)
-    message = r"^format must be one of auto, jsonl, text, .*groups, or a function of the open file \(got 'excel'\)$"
+    message = (
+        r"^format must be one of auto, jsonl, json, text, .*groups, or a function of the open file \(got 'excel'\)$"
+    )
     with pytest.raises(ValueError, match=message):
         bf.from_files("a", format="excel")
 

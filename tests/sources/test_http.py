@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -18,8 +23,9 @@ import brimful as bf
 from brimful.sources import bytes as reading
 from brimful.sources import objects
 from brimful.sources.objects import Object, ObjectStore
-from tests.shards import threads_left, write, write_table
-from tests.store.servers import s3, serving
+from brimful.sources.urls import LOOKUPS, Shards
+from tests.shards import compressed, threads_left, write, write_table
+from tests.store.servers import Server, answering, s3, serving
 from tests.store.stores import blocks_of, store_of
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
@@ -337,3 +343,98 @@ def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
     message = r"^there is no file 'http://127\.0\.0\.1:\d+/none\.jsonl'$"
     with serving(tmp_path) as server, pytest.raises(FileNotFoundError, match=message):
         bf.from_files(f"{server.url}/none.jsonl").iter()
+
+
+class Slow(Server):
+    """Answers no question about a file before `together` of them have come, or 2 seconds have gone by."""
+
+    def __init__(self, folder: Path, together: int) -> None:
+        super().__init__(folder)
+        self.together, self.in_flight, self.most = together, 0, 0
+        self.enough = threading.Event()
+
+    def fault(self, name: str, command: str) -> str | None:
+        if command == "HEAD":
+            with self.lock:
+                self.in_flight += 1
+                self.most = max(self.most, self.in_flight)
+                if self.in_flight >= self.together:
+                    self.enough.set()
+            self.enough.wait(2)
+            with self.lock:
+                self.in_flight -= 1
+        return super().fault(name, command)
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_names_far_away_are_looked_up_at_once_in_their_order(tmp_path: Path, as_list: bool) -> None:
+    names = [f"{number:03}.jsonl" for number in range(300)]
+    for name in names:
+        (tmp_path / name).write_text("{}\n")
+    with Slow(tmp_path, 16) as server, answering(server):
+        urls = [f"{server.url}/{name}" for name in names] if as_list else [f"{server.url}/{{000..299}}.jsonl"]
+        shards = Shards(tuple(urls), OPTIONS).listed
+        assert [shard.url for shard in shards] == [f"{server.url}/{name}" for name in names]
+        assert 16 <= server.most <= LOOKUPS
+        assert sum(server.requests[name] for name in names) == 300
+
+
+def test_of_several_names_that_are_missing_the_first_is_named(tmp_path: Path) -> None:
+    for number in (0, 1, 2, 4):
+        (tmp_path / f"{number}.jsonl").write_text("{}\n")
+    with serving(tmp_path) as server:
+        for _ in range(5):
+            with pytest.raises(FileNotFoundError, match=r"^there is no file 'http://\S+/3\.jsonl'$"):
+                _ = Shards((f"{server.url}/{{0..40}}.jsonl",), OPTIONS).listed
+    assert threads_left() == []
+
+
+def test_ctrl_c_ends_a_look_for_names_that_hangs(tmp_path: Path) -> None:
+    code = (
+        "import sys, brimful as bf\nprint('begins', flush=True)\nbf.from_files(sys.argv[1] + '/{0..99}.jsonl').iter()"
+    )
+    with Server(tmp_path) as server, answering(server):
+        server.faults = {f"{number}.jsonl": ["hang"] * 9 for number in range(100)}
+        command = [sys.executable, "-c", code, server.url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "begins\n"
+            until = time.monotonic() + 30
+            while sum(server.requests.values()) < 8 and time.monotonic() < until:
+                time.sleep(0.05)
+            child.send_signal(signal.SIGINT)
+            _, errors = child.communicate(timeout=30)
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_the_first_bytes_of_a_file_far_away_cost_no_request(folder: Path) -> None:
+    """A plain one, told by its bytes, and a resume in the middle of it, which asks for 16 of them."""
+    packed = folder / "packed.jsonl"
+    packed.write_bytes((folder / "0.jsonl.gz").read_bytes())
+    schema = {"id": pa.int64(), "text": pa.string()}
+    with serving(folder) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        for name in ("0.jsonl", "0.jsonl.gz", "packed.jsonl"):
+            counts = []
+            for compression in (None, "gzip" if name != "0.jsonl" else "none"):
+                server.requests.clear()
+                data = far(f"{server.url}/{name}", schema=schema, compression=compression)
+                assert ids(data) == list(range(0, 30_000, 3))
+                counts.append(server.requests[name])
+            assert counts[0] == counts[1], name
+        it = far(f"{server.url}/0.jsonl", schema=schema).iter()
+        ids(islice(it, 9_000))
+        state = it.state_dict()
+        it.close()
+        counts = []
+        for compression in (None, "none"):
+            server.requests.clear()
+            sent = server.bytes
+            assert len(ids(far(f"{server.url}/0.jsonl", schema=schema, compression=compression).iter(state))) == 1_000
+            counts += [server.requests["0.jsonl"], server.bytes - sent]
+        assert (counts[0] - counts[2], counts[1] - counts[3]) == (1, 16)
+
+
+def test_the_name_of_a_file_is_its_path_without_the_query(tmp_path: Path) -> None:
+    (tmp_path / "A.JSONL.GZ").write_bytes(compressed(b'{"id": 7}\n', ".gz"))
+    with serving(tmp_path) as server:
+        assert ids(far(f"{server.url}/A.JSONL.GZ?sig=a%2Fb.c")) == [7]

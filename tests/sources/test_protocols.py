@@ -16,7 +16,9 @@ import pytest
 
 import brimful as bf
 from brimful.sources import bytes as reading
-from tests.shards import threads_left, write
+from brimful.sources.urls import Shards
+from tests.shards import compressed, threads_left, write
+from tests.sources.hub import hub
 from tests.store.servers import process_of
 from tests.store.stores import blocks_of, store_of
 
@@ -82,6 +84,44 @@ def test_in_memory(folder: Path) -> None:
 def test_in_googles_storage(folder: Path, google: dict[str, Any]) -> None:
     fsspec.filesystem("gs", **google).mkdir("bucket")
     check(folder, "gs://bucket/data", google)
+
+
+def lines(first: int, count: int) -> bytes:
+    return b"".join(b'{"id": %d, "text": "text"}\n' % id for id in range(first, first + count))
+
+
+def test_a_data_set_of_the_hub_is_read_at_the_revision_that_its_name_pins() -> None:
+    files = {
+        "data/a.jsonl": lines(0, 2_000),
+        "data/b.jsonl.gz": compressed(lines(2_000, 100), ".gz"),
+        "README.md": b"#",
+    }
+    revisions = {"main": {"data/a.jsonl": lines(9_000, 9)}, "v1": files, "refs/convert/parquet": files}
+    with hub({"me/mine": revisions}) as server:
+        options = {"endpoint": server.url, "token": False, "skip_instance_cache": True}
+
+        def data(name: str) -> bf.Dataset:
+            return bf.from_files(f"hf://datasets/me/mine{name}", n_active_shards=1, storage_options=options)
+
+        assert ids(data("/data/a.jsonl")) == list(range(9_000, 9_009))
+        for name in ("@v1/data/*", "@v1/data/{a.jsonl,b.jsonl.gz}", "@refs%2Fconvert%2Fparquet/data/*"):
+            it = data(name).iter()
+            assert ids(islice(it, 1_500)) == list(range(1_500))
+            assert ids(data(name).iter(it.state_dict())) == list(range(1_500, 2_100))
+            it.close()
+        urls = [shard.url for shard in Shards(("hf://datasets/me/mine@v1/data/*",), options).listed]
+        assert urls == [f"hf://datasets/me/mine@v1/data/{name}" for name in ("a.jsonl", "b.jsonl.gz")]
+        server.requests.clear()
+        assert ids(data("@v1/data/a.jsonl")) == list(range(2_000))
+        assert server.requests["resolve"] == 2  # one for the types
+        for name in ("@v2/data/a.jsonl", "@v1/data/c.jsonl", "s/data/a.jsonl"):
+            with pytest.raises(FileNotFoundError, match=rf"^there is no file 'hf://datasets/me/mine{name}'$"):
+                list(data(name))
+        with pytest.raises(
+            IsADirectoryError, match=r"name its files, for example hf://datasets/me/mine@v1/data/\*\.jsonl"
+        ):
+            list(data("@v1/data"))
+    assert threads_left() == []
 
 
 def test_the_hub_is_read_by_its_own_package_which_is_named_where_it_is_missing() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import brimful as bf
 from brimful.sources.urls import Shards, expand_braces
+from brimful.testing import assert_exact_resume
 from tests.shards import write
 
 
@@ -119,6 +120,55 @@ def test_a_path_is_one_file_whatever_characters_it_has_and_so_is_a_string_that_n
     assert found(f"{tmp_path}/{{1,2}}.jsonl") == ["1.jsonl", "2.jsonl"]
     write(tmp_path / "x[1].jsonl", b'{"id": 7}\n')
     assert list(bf.from_files([tmp_path / "x[1].jsonl", tmp_path / "1.jsonl"])) == [{"id": 7}]
+
+
+def test_names_of_local_files_are_no_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [
+        "2024::01.jsonl",
+        "zip::x.jsonl",
+        "file:a.jsonl",
+        "memory:a.jsonl",
+        "~.jsonl",
+        "~/b.jsonl",
+        "d[1]/{a,b}::c?.jsonl",
+    ]
+    for number, name in enumerate(names):
+        write(tmp_path / name, [{"id": number}])
+        for given in (tmp_path / name, f"{tmp_path}/{name}", name, Path(name), f"./{name}"):
+            shards = Shards((given,))  # type: ignore[arg-type]
+            assert [shard.path for shard in shards.listed] == [f"{tmp_path}/{name}"]
+            assert shards.listed[0].size > 0
+        assert list(bf.from_files(name)) == [{"id": number}]
+    assert found(f"{tmp_path}/2024::*.jsonl") == ["2024::01.jsonl"]
+    assert [row["id"] for row in bf.from_files(f"{tmp_path}/d[[]1]/*.jsonl")] == [6]
+    for missing in ("2025::01.jsonl", tmp_path / "zip::y.jsonl"):
+        with pytest.raises(FileNotFoundError, match=r"^there is no file '.*::.*\.jsonl'$"):
+            _ = Shards((missing,)).listed  # type: ignore[arg-type]
+
+
+def test_a_name_that_is_no_utf_8_is_read_resumed_and_shown(tmp_path: Path) -> None:
+    for name in (b"caf\xe9.jsonl", b"\xff\xfe.jsonl", b"good.jsonl"):
+        write(tmp_path / os.fsdecode(name), [{"id": id} for id in range(20)])
+    one = os.fsdecode(b"caf\xe9.jsonl")
+    for given in (tmp_path / one, f"{tmp_path}/{one}", f"{tmp_path}/caf*"):
+        assert [row["id"] for row in bf.from_files(given)] == list(range(20))
+        assert found(given) == ["caf\\xe9.jsonl"]  # type: ignore[arg-type]
+
+    def make() -> bf.Dataset:
+        return bf.from_files(f"{tmp_path}/*.jsonl")
+
+    assert len(list(make())) == 60
+    assert_exact_resume(make, max_resumes=5)
+    same = Shards((f"{tmp_path}/*.jsonl",)).fingerprint()
+    (tmp_path / os.fsdecode(b"\xff\xfe.jsonl")).rename(tmp_path / os.fsdecode(b"\xff\xfd.jsonl"))
+    assert Shards((f"{tmp_path}/*.jsonl",)).fingerprint() != same
+    (tmp_path / one).write_text("{")
+    with pytest.raises(bf.DataError, match=r"^shard caf\\xe9\.jsonl, line 1: ") as error:
+        list(bf.from_files(tmp_path / one))
+    str(error.value).encode()
+    with pytest.raises(FileNotFoundError, match=r"^there is no file '.*/no\\udce9\.jsonl'$"):
+        _ = Shards((tmp_path / os.fsdecode(b"no\xe9.jsonl"),)).listed  # type: ignore[arg-type]
 
 
 def test_a_link_that_leads_nowhere_is_named_where_a_glob_matches_it(tmp_path: Path) -> None:

@@ -3,18 +3,168 @@
 from __future__ import annotations
 
 import bz2
+import codecs
+import io
 import lzma
+import os
+import re
+import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from brimful.plan.errors import DataError
-from brimful.sources.bytes import READ_BYTES, Bytes
+from brimful.sources.bytes import READ_BYTES, Bytes, LocalFile
 
-COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".xz": "xz"}
+COMPRESSIONS: Final = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bz2",
+    ".lz4": "lz4",
+    ".xz": "xz",
+}
+KINDS: Final = ("gzip", "zstd", "bz2", "xz", "lz4")
+MAGIC_BYTES: Final = 16
+"""So many bytes show how a file is compressed."""
+WINDOW_BYTES: Final = 1 << 27
+"""zstd reads no frame with a longer window unless it is told to."""
+MOST_WINDOW_BYTES: Final = 1 << 31
+"""Nor one with a longer window than this."""
+_FIRST: Final = {
+    "gzip": b"\x1f\x8b\x08",
+    "zstd": b"\x28\xb5\x2f\xfd",
+    "bz2": b"BZh",
+    "xz": b"\xfd7zXZ\0",
+    "lz4": b"\x04\x22\x4d\x18",
+}
+_BZ2: Final = re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)")
+_SKIPPABLE: Final = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+"""The beginning of a frame that zstd and lz4 pass over."""
+_SAYS_NOTHING: Final = b"\xef\xbb\xbf \t\r\n"
+_NO_TEXT: Final = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
+
+
+def endings(name: str) -> tuple[str, str | None]:
+    """The extension of a file's name below that of its compression, in lower case, and the compression; of a URL without what
+    follows its path, of a chain of file systems in the first that names a path.
+
+    >>> endings("https://host/U.JSONL.GZ?sig=a.b"), endings("zip://a.csv::b.zip"), endings("part-?.txt.zst")
+    (('.jsonl', 'gzip'), ('.csv', None), ('.txt', 'zstd'))
+    """
+    first, chained, rest = name.partition("::")
+    path = first if not chained or "://" in first else rest
+    found = _endings(re.split(r"[?#]", path, maxsplit=1)[0]) if "://" in path else ("", None)
+    return found if found != ("", None) else _endings(path)  # a ? or # that belongs to the name
+
+
+def _endings(path: str) -> tuple[str, str | None]:
+    stem, last = os.path.splitext(path.lower())
+    kind = COMPRESSIONS.get(last)
+    return (last, None) if kind is None else (os.path.splitext(stem)[1], kind)
+
+
+def compression_of(first: bytes, named: str | None) -> str | None:
+    """The compression of a file by its first bytes, else by its name; None where it is not compressed, which text shows.
+
+    >>> compression_of(b"(\\xb5/\\xfd...", "gzip"), compression_of(b'{"a": 1}', "gzip"), compression_of(b"(", "zstd")
+    ('zstd', None, 'zstd')
+    """
+    while _SKIPPABLE.match(first):  # what follows says whose frame it is
+        named = "lz4" if named == "lz4" else "zstd"
+        first = first[8 + int.from_bytes(first[4:8], "little") :]
+    found = next((kind for kind, magic in _FIRST.items() if first.startswith(magic)), None)
+    if found is not None and (found != "bz2" or _BZ2.match(first)):
+        return found
+    breaks_off = (
+        _FIRST[named].startswith(first[:3]) or (named in ("zstd", "lz4") and len(first) < 4) if named else False
+    )
+    return named if breaks_off or not _is_text(first) else None
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return not _NO_TEXT.search(codecs.getincrementaldecoder("utf-8")().decode(data))
+    except UnicodeDecodeError:
+        return False
+
+
+# -- the first bytes -----------------------------------------------------------------------------------------------------
+
+
+def begun(file: Bytes, size: int = READ_BYTES, resumed: bool = False) -> tuple[Bytes, bytes]:
+    """A file, and some of its first bytes, which it gives again without reading them twice: enough to show what it is. A read
+    error is kept by the file.
+
+    Args:
+        resumed: it will be read from a later place on, so that nothing else of its beginning is worth asking for.
+    """
+    first = b""
+    file.until = size if resumed else None
+    try:
+        while len(first) < size and not (len(first) >= MAGIC_BYTES and first.strip(_SAYS_NOTHING)):
+            if not (more := file.read(size - len(first))):
+                break
+            first += more
+    except Exception:  # which the file keeps
+        pass
+    except BaseException:  # nobody wants it any more
+        file.close()
+        raise
+    file.until = None
+    if isinstance(file, LocalFile) and file.seekable():
+        file.seek(0)
+        return file, first
+    return Begun(file, first), first
+
+
+class Begun(Bytes):
+    """A file whose first bytes have been read, and come again."""
+
+    def __init__(self, file: Bytes, first: bytes) -> None:
+        self._file, self._first = file, first
+        self._at, self._below = 0, len(first)
+
+    def fill(self, buffer: memoryview) -> int:
+        part = self._first[self._at : self._at + len(buffer)]
+        buffer[: len(part)] = part
+        self._at += len(part)
+        if len(part) < len(buffer):
+            try:
+                if self._below != self._at:
+                    self._below = self._file.seek(self._at)
+                more = self._file.readinto(buffer[len(part) :]) or 0
+            except Exception:  # which the file keeps
+                if not part:
+                    raise
+                return len(part)
+            self._at += more
+            self._below = self._at
+            return len(part) + more
+        return len(part)
+
+    def compare(self) -> None:
+        self._file.compare()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if whence == io.SEEK_END:
+            offset, self._below = self._file.seek(offset, whence), -1
+        self._at = offset + (self._at if whence == io.SEEK_CUR else 0)
+        return self._at
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+# -- decompressed --------------------------------------------------------------------------------------------------------
 
 
 class Decompressed(Bytes):
@@ -23,20 +173,29 @@ class Decompressed(Bytes):
 
     zstd and lz4 are Arrow's. Its bz2 refuses an empty member, it has no xz, and its gzip takes zeros at the end, which are
     allowed, for damage, and rows along (370 MB/s; by members 350).
+
+    Args:
+        window_bytes: of zstd, where a frame may ask for more than WINDOW_BYTES: then it is Python's.
     """
 
-    def __init__(self, file: Bytes, kind: str) -> None:
+    def __init__(self, file: Bytes, kind: str, window_bytes: int | None = None) -> None:
         self._file, self._kind = file, kind
+        self._most_window = 1 << (max(WINDOW_BYTES, window_bytes or 0) - 1).bit_length()
         below, member = Until(file), _MEMBERS.get(kind)
-        self._stream: Any = (
-            pa.CompressedInputStream(pa.PythonFile(below, mode="r"), kind) if member is None else Members(below, member)
-        )
+        if kind == "zstd" and window_bytes is not None:
+            self._stream: Any = Members(below, _zstd_member(self._most_window), padding=b"")
+        elif member is not None:
+            self._stream = Members(below, member)
+        else:
+            self._stream = pa.CompressedInputStream(pa.PythonFile(below, mode="r"), kind)
 
     def fill(self, buffer: memoryview) -> int:
         try:
             data = self._stream.read(len(buffer))
         except Exception as error:
             self._check()
+            if self._kind == "zstd" and (refused := self._refused(str(error))) is not None:
+                raise DataError(f"cannot be read on: {refused}") from error
             raise DataError(f"cannot be read on: {error}; the shard is damaged") from error
         if not data:
             self._check()
@@ -52,6 +211,28 @@ class Decompressed(Bytes):
             raise self._file.failure
         if not self._file.tell():
             raise DataError(f"cannot be read on: a file of 0 bytes is no {self._kind} file; the shard is damaged")
+
+    def _refused(self, error: str) -> str | None:
+        """Why zstd refuses a frame that is whole, and what to do; the first such frame of the file is looked for."""
+        if "Dictionary" in error:
+            frame = next((one for one in self._frames() if one.dictionary), None)
+            which = f"dictionary {frame.dictionary:,}" if frame else "a dictionary"
+            return f"it was compressed with {which}, which is not in the file; compress it again without a dictionary"
+        if "too much memory" not in error:
+            return None
+        most = self._most_window
+        frame = next((one for one in self._frames() if one.window > most), None)
+        wanted = f"{frame.window:,} bytes" if frame else f"more than {most:,} bytes"
+        if frame and frame.window > MOST_WINDOW_BYTES:
+            return f"it needs a zstd window of {wanted}, and zstd has {MOST_WINDOW_BYTES:,} at most; compress it again"
+        return (
+            f"it needs a zstd window of {wanted}, and {most:,} are allowed; pass zstd_window_bytes="
+            f"{frame.window if frame else MOST_WINDOW_BYTES}, which takes so much memory for each open shard "
+            "(pip install 'brimful[zstd]')"
+        )
+
+    def _frames(self) -> Iterator[_Frame]:
+        return zstd_frames(self._file) if self._file.seekable() else iter(())
 
     def close(self) -> None:
         self._file.close()
@@ -79,15 +260,15 @@ class Until:
 class Members:
     """All members of a file, and zeros after them. (Python's own files take a second one that is damaged for the end.)"""
 
-    def __init__(self, file: Until, begin: Callable[[], _Member]) -> None:
-        self._file, self._begin = file, begin
+    def __init__(self, file: Until, begin: Callable[[], _Member], padding: bytes = b"\0") -> None:
+        self._file, self._begin, self._padding = file, begin, padding
         self._member: _Member | None = begin()
         self._rest = b""
 
     def read(self, size: int) -> bytes:
         while True:
             if self._member is None:
-                while not (rest := self._rest.lstrip(b"\0")):
+                while not (rest := self._rest.lstrip(self._padding)):
                     self._rest = self._file.read(READ_BYTES)
                     if not self._rest:
                         return b""
@@ -132,3 +313,80 @@ _MEMBERS: Final[dict[str, Callable[[], _Member]]] = {
     "bz2": bz2.BZ2Decompressor,
     "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ),
 }
+
+
+# -- zstd ----------------------------------------------------------------------------------------------------------------
+
+
+def check_zstd() -> None:
+    """Refuses `zstd_window_bytes` where Python's zstd is not there.
+
+    Raises:
+        ImportError: with what to install.
+    """
+    try:
+        _python_zstd()
+    except ImportError as error:
+        raise ImportError("zstd_window_bytes= needs backports.zstd: pip install 'brimful[zstd]'") from error
+
+
+def _python_zstd() -> Any:
+    """The module of Python 3.14, or its twin for older ones."""
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd
+
+
+def _zstd_member(window_bytes: int) -> Callable[[], Any]:
+    zstd = _python_zstd()
+    options = {zstd.DecompressionParameter.window_log_max: window_bytes.bit_length() - 1}
+    return partial(zstd.ZstdDecompressor, options=options)
+
+
+class _Frame(NamedTuple):
+    """What a frame of zstd asks for: bytes of a window, and a dictionary (0: none)."""
+
+    window: int
+    dictionary: int
+
+
+def zstd_frames(file: Bytes) -> Iterator[_Frame]:
+    """The frames of a file by their headers, up to the first that is damaged."""
+    at = 0
+
+    def take(size: int) -> bytes:
+        nonlocal at
+        file.seek(at)
+        data = file.read(size) or b""
+        at += size
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    def number(size: int) -> int:
+        return int.from_bytes(take(size), "little")
+
+    try:
+        while True:
+            magic = take(4)
+            if _SKIPPABLE.match(magic):
+                size = number(4)
+                at += size
+                continue
+            if magic != _FIRST["zstd"]:
+                return
+            flags = number(1)
+            single = flags >> 5 & 1
+            exponent, eighths = divmod(0 if single else number(1), 8)
+            dictionary = number((0, 1, 2, 4)[flags & 3])
+            content = number((single, 2, 4, 8)[flags >> 6]) + 256 * (flags >> 6 == 1)
+            yield _Frame(content if single else (8 + eighths) << (exponent + 7), dictionary)
+            last = 0
+            while not last:
+                last, kind, size = (block := number(3)) & 1, block >> 1 & 3, block >> 3
+                at += 1 if kind == 1 else size
+            at += 4 * (flags >> 2 & 1)
+    except Exception:  # what is wrong has been found already
+        return

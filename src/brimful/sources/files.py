@@ -21,7 +21,7 @@ from brimful.core.threads import Workers
 from brimful.plan import random
 from brimful.plan.errors import DataError, StateError, check_bool, check_count, counted, logger, one_of
 from brimful.plan.once import once
-from brimful.sources.compressed import COMPRESSIONS
+from brimful.sources.compressed import endings
 from brimful.sources.format import Format, Position, ReadRequest, ShardReader
 from brimful.sources.formats import FORMATS, format_of
 from brimful.sources.function_format import FunctionFormat, ShardFunction
@@ -197,7 +197,8 @@ class FromFiles(Stage[Block]):
         form = self._format(shard)
         closed = self.columns is None
         request = ReadRequest(name, form.unit, at, self._schema, closed, self.on_error, self._of_first_rows)
-        return form.open(self.urls.open(shard), request)
+        resumed = at[0] > 0 and form.places[0] == "byte"
+        return form.open(self.urls.open(shard, form.compressed, resumed), request)
 
     def unit(self, shard: Shard) -> str:
         """The word for a record of a shard in messages."""
@@ -221,7 +222,7 @@ class FromFiles(Stage[Block]):
 
     def _check(self, form: Format, url: str) -> None:
         form.check(self.columns, self.schema, url)
-        if not form.compressed and os.path.splitext(url)[1] in COMPRESSIONS:
+        if not form.compressed and (self.urls.compression or endings(url)[1] or "none") != "none":
             raise ValueError(
                 f"{url}: {form.name} files are not compressed as a whole; decompress it, or give another format="
             )
@@ -258,7 +259,7 @@ class FromFiles(Stage[Block]):
         return next(own, infer([], self.columns, "no shard"))
 
     def _schema_of(self, shard: Shard, form: Format) -> pa.Schema | None:
-        with closing(self.urls.open(shard)) as file:
+        with closing(self.urls.open(shard, form.compressed)) as file:
             return form.infer(file, self.columns, f"shard {self.urls.name(shard)}", self.on_error)
 
 

@@ -228,6 +228,10 @@ class Format(ABC):
             ValueError: with what does not.
         """
 
+    def by_extension(self) -> Format:
+        """The format of a shard that only its extension says to be of this one."""
+        return self
+
     @abstractmethod
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         """The schema of a shard, as it says itself, or judged by its first rows (`schema.SAMPLE_ROWS`) without those that are
@@ -241,7 +245,8 @@ class Format(ABC):
 
     @abstractmethod
     def open(self, file: Bytes, request: ReadRequest) -> ShardReader:
-        """The rows from a position on. Called in the thread that reads; nothing is read before the reader is asked."""
+        """The rows from a position on. Called in the thread that reads; nothing but its first bytes is read before the reader is
+        asked."""
 
 
 BAD_RECORDS: Final = 1_000

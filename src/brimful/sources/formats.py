@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 from brimful.sources.arrow import Arrow
 from brimful.sources.cbor import Cbor
-from brimful.sources.compressed import COMPRESSIONS
+from brimful.sources.compressed import endings
 from brimful.sources.csv import Delimited
 from brimful.sources.format import Format
+from brimful.sources.json_array import JsonArray
 from brimful.sources.jsonl import Jsonl
 from brimful.sources.parquet import Parquet
 from brimful.sources.text import Text
@@ -23,16 +23,14 @@ def register(form: Format) -> None:
 
 
 def format_of(url: str) -> Format | None:
-    """That of a shard by its extension, below that of a compression; None where it says nothing.
+    """That of a shard by its extension, in any case, below that of a compression; None where it says nothing.
 
-    >>> format_of("s3://bucket/a.jsonl.gz").name, format_of("a.dat")
-    ('jsonl', None)
+    >>> format_of("s3://bucket/a.jsonl.gz").name, format_of("https://host/A.CSV?sig=x.y").name, format_of("a.dat")
+    ('jsonl', 'csv', None)
     """
-    stem, extension = os.path.splitext(url)
-    if extension in COMPRESSIONS:
-        extension = os.path.splitext(stem)[1]
-    return next((form for form in FORMATS.values() if extension in form.extensions), None)
+    extension, _ = endings(url)
+    return next((form.by_extension() for form in FORMATS.values() if extension in form.extensions), None)
 
 
-for _form in (Jsonl(), Text(), Delimited("csv", ","), Delimited("tsv", "\t"), Cbor(), Parquet(), Arrow()):
+for _form in (Jsonl(), JsonArray(), Text(), Delimited("csv", ","), Delimited("tsv", "\t"), Cbor(), Parquet(), Arrow()):
     register(_form)

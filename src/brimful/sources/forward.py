@@ -195,7 +195,13 @@ def lines_of(file: Bytes, offset: int) -> Iterator[Records[bytes]]:
         ahead.pass_mark()
     while (lines := _whole_lines(ahead, least)) is not None:
         yield lines
-        least = BUFFER_BYTES * max(1, MOST_BUFFERS * WHOLE_BUFFERS // max(WHOLE_BUFFERS, len(_OPEN)))
+        least = buffer_bytes(ahead)
+
+
+def buffer_bytes(ahead: Forward) -> int:
+    """The size of an open shard's buffers after its first, by how many are open."""
+    _OPEN.add(ahead)
+    return BUFFER_BYTES * max(1, MOST_BUFFERS * WHOLE_BUFFERS // max(WHOLE_BUFFERS, len(_OPEN)))
 
 
 def _whole_lines(ahead: Forward, least: int) -> Records[bytes] | None:

@@ -40,7 +40,7 @@ class Jsonl(Format):
     """Lines of JSON: each an object, or blank. Columns whose values are objects, or hold some, stay JSON."""
 
     name = "jsonl"
-    extensions: tuple[str, ...] = (".jsonl", ".ndjson", ".json")
+    extensions: tuple[str, ...] = (".jsonl", ".ndjson")
     unit = "line"
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:

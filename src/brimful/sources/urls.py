@@ -7,27 +7,47 @@ import hashlib
 import os
 import re
 import stat
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import product, takewhile
+from functools import partial
+from itertools import chain, product, takewhile
 from math import prod
-from typing import Any, Final, NamedTuple
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple, TypeVar
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
-from brimful.plan.errors import timeout
+from brimful.core.threads import Workers, awaited
+from brimful.plan.errors import check_count, one_of, timeout
 from brimful.plan.once import once, settings_of
-from brimful.sources.bytes import Bytes, is_local, opened
-from brimful.sources.compressed import COMPRESSIONS, Decompressed
+from brimful.sources.bytes import READ_BYTES, Bytes, is_local, opened
+from brimful.sources.compressed import (
+    COMPRESSIONS,
+    KINDS,
+    MAGIC_BYTES,
+    MOST_WINDOW_BYTES,
+    Decompressed,
+    begun,
+    check_zstd,
+    compression_of,
+    endings,
+)
 from brimful.sources.formats import format_of
 from brimful.sources.objects import ObjectStore
 
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
 MOST_NAMES: Final = 1_000_000
 """For which the braces of one pattern stand."""
+LOOKUPS: Final = 32
+"""So many names are looked up at once, on file systems that can."""
 _MAGIC: Final = frozenset("*?[{")
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Shard(NamedTuple):
@@ -44,15 +64,27 @@ class Shard(NamedTuple):
 class Shards:
     """A list of shards, as the user wrote it; found, and their sizes read, on first use.
 
-    A path (`os.PathLike`) is one file, whatever characters it has; so is a string that is the name of a file.
+    A path (`os.PathLike`) is one file, whatever characters it has; so is a string that is the name of a file. Names that are no
+    UTF-8 are those that Python gives (`os.fsdecode`).
+
+    Args:
+        compression: of all shards; None: as their first bytes say, or else their names.
+        zstd_window_bytes: the longest window that a frame may have; None: Arrow's.
     """
 
     urls: tuple[str | os.PathLike[str], ...]
     storage_options: dict[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 60.0
+    compression: str | None = None
+    zstd_window_bytes: int | None = None
 
     def __post_init__(self) -> None:
         timeout(self.timeout_seconds)
+        if self.compression is not None:
+            one_of("compression", self.compression, *KINDS, "none")
+        if self.zstd_window_bytes is not None:
+            check_count(self, "zstd_window_bytes", 1, "byte", MOST_WINDOW_BYTES)
+            check_zstd()
 
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
@@ -67,7 +99,7 @@ class Shards:
             IsADirectoryError: where a name is that of a folder.
             TimeoutError: the store does not answer.
         """
-        found = [one for url in self.urls for one in self._found(url)]
+        found = list(self._found())
         seen = {_identity(shard) for is_pattern, shard in found if not is_pattern}
         listed = []
         for is_pattern, shard in found:
@@ -76,29 +108,72 @@ class Shards:
                 seen.add(_identity(shard))
         return listed
 
-    def _found(self, url: str | os.PathLike[str]) -> Iterator[tuple[bool, Shard]]:
-        """The files of a name, each with whether it is a pattern."""
-        if not isinstance(url, str) or not self._is_pattern(url):
-            yield False, self._file(os.fspath(url))
-            return
-        for name in expand_braces(url):
-            for shard in self._matches(name) if self._is_pattern(name) else (self._file(name),):
-                yield True, shard
+    def _found(self) -> Iterator[tuple[bool, Shard]]:
+        """The files of all names, each with whether a pattern names it."""
+        exact = list(self._each(self._exact, self.urls))
+        patterns = [str(url) for url, shard in zip(self.urls, exact) if shard is None]
+        known = frozenset(patterns)
 
-    def _is_pattern(self, name: str) -> bool:
-        return not _MAGIC.isdisjoint(name) and not self._is_file(name)
+        def matching(fs: Any, path: str, name: str) -> list[Shard]:
+            shard = None if name in known else self._exact(fs, path, name)
+            return [shard] if shard is not None else list(self._matches(fs, path, name))
 
-    def _file(self, name: str) -> Shard:
+        with closing(self._each(matching, chain.from_iterable(map(expand_braces, patterns)))) as matches:
+            for url, shard in zip(self.urls, exact):
+                if shard is not None:
+                    yield False, shard
+                else:
+                    for _, found in zip(expand_braces(str(url)), matches):
+                        yield from ((True, one) for one in found)
+
+    def _each(self, look: Callable[[Any, str, T], R], names: Iterable[T]) -> Generator[R, None, None]:
+        """What `look` finds by file system, path and name, in the order of the names; LOOKUPS at once where they are far away."""
+        with Workers(LOOKUPS, "names") as workers:
+            ahead: deque[Callable[[], R]] = deque()
+            for name in names:
+                fs, path = self._place(name)
+                found = partial(look, fs, path, name)
+                if ObjectStore(fs, self.timeout_seconds).at_once:
+                    found = partial(awaited, workers.submit(found))
+                ahead.append(found)
+                if len(ahead) > 2 * LOOKUPS:
+                    yield ahead.popleft()()
+            while ahead:
+                yield ahead.popleft()()
+
+    def _place(self, url: Any) -> tuple[Any, str]:
+        """The file system of a name, and its path there. Neither :: nor what looks like a protocol means anything in a path, or
+        in a string that names a local file."""
+        name = os.fsdecode(url)
+        if os.path.exists(name):
+            here = name if os.path.isabs(name) else f"./{name.removeprefix('./')}"
+            return LocalFileSystem(), LocalFileSystem._strip_protocol(here)
+        if isinstance(url, PurePath) or _is_no_chain(name):
+            return LocalFileSystem(), LocalFileSystem._strip_protocol(name)
         fs, path = fsspec.core.url_to_fs(name, **self.storage_options)
+        return fs, path
+
+    def _exact(self, fs: Any, path: str, url: str | os.PathLike[str]) -> Shard | None:
+        """The file of a name; None where that is a pattern."""
+        name = os.fsdecode(url)
+        may_be_pattern = isinstance(url, str) and not _MAGIC.isdisjoint(url)
         try:
             info = self._ask(fs, name, "info", path)
         except FileNotFoundError as error:
+            if may_be_pattern:
+                return None
             raise FileNotFoundError(f"there is no file {name!r}") from error
+        except OSError as error:
+            if may_be_pattern and error.errno == errno.ENAMETOOLONG:
+                return None
+            raise
+        if may_be_pattern and info["type"] != "file":
+            return None
         if info["type"] == "directory":
             if self._ask(fs, name, "exists", f"{path.rstrip('/')}/manifest.json"):
                 raise IsADirectoryError(f"{name!r} is a folder with a manifest; a token store is read by bf.from_store")
             raise IsADirectoryError(f"{name!r} is a folder; {self._inside(fs, path, name.rstrip('/'))}")
-        return Shard(path if is_local(fs) else name, fs, path, info["size"] or 0, _written(info))
+        return Shard(_printable(path) if is_local(fs) else name, fs, path, info["size"] or 0, _written(info))
 
     def _inside(self, fs: Any, path: str, name: str) -> str:
         """How to name the files of a folder: by the extension that most of them have, of those that can be read."""
@@ -111,19 +186,7 @@ class Shards:
         ((extension, _),) = Counter(map(_extension, sorted(known or files))).most_common(1)
         return f"name its files, for example {name}/*{extension}"
 
-    def _is_file(self, name: str) -> bool:
-        fs, path = fsspec.core.url_to_fs(name, **self.storage_options)
-        try:
-            return bool(self._ask(fs, name, "info", path)["type"] == "file")
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            return False
-
-    def _matches(self, name: str) -> Iterator[Shard]:
-        fs, path = fsspec.core.url_to_fs(name, **self.storage_options)
+    def _matches(self, fs: Any, path: str, name: str) -> Iterator[Shard]:
         found = sorted(self._ask(fs, name, "glob", path, detail=True, limited=False).items())
         files = [(key, info) for key, info in found if _is_shown(key, path) and self._is_shard(fs, key, info, name)]
         if not files:
@@ -131,7 +194,7 @@ class Shards:
             hidden = "; globs leave out names that begin with a dot, so write the dot" if dotted else ""
             raise FileNotFoundError(f"no file matches {name!r}{hidden}")
         for key, info in files:
-            yield Shard(_full_name(fs, name, key), fs, key, info["size"] or 0, _written(info))
+            yield Shard(_printable(_full_name(fs, name, key)), fs, key, info["size"] or 0, _written(info))
 
     def _is_shard(self, fs: Any, path: str, info: dict[str, Any], glob: str) -> bool:
         """Whether a match of a glob is a file; folders, pipes and sockets are passed over.
@@ -154,7 +217,10 @@ class Shards:
         return ObjectStore(fs, self.timeout_seconds).ask(name, method, *args, limited=limited, **options)
 
     def name(self, shard: Shard) -> str:
-        """A shard's path below the folder that all share."""
+        """A shard's path below the folder that all share, as messages show it."""
+        return _printable(self._below(shard))
+
+    def _below(self, shard: Shard) -> str:
         return "/".join(shard.path.split("/")[self._shared_folders :])
 
     @once
@@ -166,14 +232,41 @@ class Shards:
         """Count and digest of names and sizes; names below the folder that all share, so that a corpus may move."""
         digest = hashlib.sha256()
         for shard in self.listed:
-            digest.update(f"{self.name(shard)}\0{shard.size}\n".encode())
+            digest.update(f"{self._below(shard)}\0{shard.size}\n".encode("utf-8", "surrogateescape"))
         return {"shards": len(self.listed), "digest": digest.hexdigest()[:16]}
 
-    def open(self, shard: Shard) -> Bytes:
-        """A shard's bytes, decompressed: then one can only read forward."""
+    def open(self, shard: Shard, may_be_compressed: bool = True, resumed: bool = False) -> Bytes:
+        """A shard's bytes, decompressed: then one can only read forward. What its first bytes say is seen in the request for
+        them that comes first in any case.
+
+        Args:
+            may_be_compressed: whether its format may be compressed as a whole.
+            resumed: it will be read from a later byte on, unless it is compressed. Then a look at the first ones is a request
+                of its own.
+        """
         file = opened(shard.fs, shard.path, shard.url, self.timeout_seconds)
-        kind = COMPRESSIONS.get(os.path.splitext(shard.path)[1])
-        return file if kind is None else Decompressed(file, kind)
+        kind = self.compression if may_be_compressed else "none"
+        if kind is None:
+            _, named = endings(shard.url)
+            resumed = resumed and named is None
+            file, first = begun(file, MAGIC_BYTES if resumed else READ_BYTES, resumed)
+            kind = compression_of(first, named) or "none"
+        return file if kind == "none" else Decompressed(file, kind, self.zstd_window_bytes)
+
+
+def _printable(name: str) -> str:
+    """A name as it can be shown and written, if it is not in UTF-8.
+
+    >>> _printable(os.fsdecode(b"caf\\xe9.jsonl"))
+    'caf\\\\xe9.jsonl'
+    """
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _is_no_chain(name: str) -> bool:
+    """Whether a :: in a name belongs to a path: nothing before it names a file system."""
+    first, chained, _ = name.partition("::")
+    return bool(chained) and "://" not in first and first not in fsspec.available_protocols()
 
 
 def _extension(path: str) -> str:
@@ -183,7 +276,7 @@ def _extension(path: str) -> str:
     ('.jsonl.gz', '.parquet')
     """
     stem, last = os.path.splitext(path)
-    return os.path.splitext(stem)[1] + last if last in COMPRESSIONS else last
+    return os.path.splitext(stem)[1] + last if last.lower() in COMPRESSIONS else last
 
 
 def _written(info: dict[str, Any]) -> float:
@@ -212,12 +305,14 @@ def _is_shown(path: str, glob: str) -> bool:
 
 def _full_name(fs: Any, glob: str, path: str) -> str:
     """The name by which to open a match of a glob: a.jsonl in zip://*.jsonl::b.zip is zip://a.jsonl::b.zip."""
+    if is_local(fs):
+        return path
     first, chained, rest = glob.partition("::")
     if chained and "://" in first:
         return f"{first.partition('://')[0]}://{path}::{rest}"
     if chained:
         return f"{first}::{rest.partition('://')[0]}://{path}"
-    return path if is_local(fs) else str(fs.unstrip_protocol(path))
+    return str(fs.unstrip_protocol(path))
 
 
 def expand_braces(name: str) -> Iterator[str]:
