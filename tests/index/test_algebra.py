@@ -288,7 +288,7 @@ def test_columns_that_nothing_unites_are_refused_wherever_they_are_joined(
     if value is None:
         assert list(data.stream().filter(lambda sample: sample["letter"] is None)) == [{"letter": None}]
         return
-    kind = str(pa.array([value]).type)
+    kind = "json" if isinstance(value, dict) else str(pa.array([value]).type)
     message = (
         f"{verb.__name__}: column 'letter' is {kind} in data set 2 and string in those before it; convert it (map), or rename "
         "or drop it in one of them"
