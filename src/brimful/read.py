@@ -30,6 +30,7 @@ from brimful.plan.errors import function, names_of, one_of, timeout
 from brimful.plan.mix import Stop
 from brimful.plan.schedule import Schedule, of_names
 from brimful.rows.mixing import Interleave, Zip
+from brimful.sources.csv import checked_options
 from brimful.sources.data_libraries import gives_tables, is_table, refuse_frames, rows_at_hand
 from brimful.sources.files import FromFiles
 from brimful.sources.function_format import ShardFunction
@@ -56,6 +57,7 @@ def from_files(
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
     timeout_seconds: float = 60.0,
+    csv_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """The samples of files (shards). Several shards are read at once, one row of each in turn.
 
@@ -91,6 +93,12 @@ def from_files(
             that hides the next record. Such a shard counts once in `skipped` and once in `skipped_shards`.
         storage_options: options for fsspec.
         timeout_seconds: how long to wait for a shard, with all attempts together. Then a TimeoutError names it.
+        csv_options: how CSV and TSV files are written, as a dict with any of these keys. "delimiter": one character.
+            "quote": one character (default '"'), or None if quotes are plain text. "header": False if the first record
+            is data; the columns are then f0, f1 and so on. Or a list of names for a file without a header. "encoding":
+            such as "latin-1"; UTF-16 is refused. "types": "text" makes every column text. By default, brimful takes
+            numbers and bools from the first rows. Dates and times stay text unless `schema` asks for their type, such
+            as `{"day": pa.date32()}`.
     Raises:
         ImportError: the format is CBOR and cbor2 is not installed.
         FileNotFoundError: (when run) a name or a glob matches nothing, or a link leads nowhere.
@@ -133,6 +141,7 @@ def from_files(
         seed,
         on_error,
         streams,
+        csv_options=None if csv_options is None else checked_options(csv_options),
     )
     return Dataset(stage, repeat)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from brimful.core.counters import OnError, add_counts, apart
 from brimful.core.facts import Facts, following, rng_slot
+from brimful.core.header import compared
 from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, not_in_state, share
 from brimful.core.threads import Workers
@@ -22,6 +23,7 @@ from brimful.plan import random
 from brimful.plan.errors import DataError, StateError, check_bool, check_count, counted, logger, one_of
 from brimful.plan.once import once
 from brimful.sources.compressed import COMPRESSIONS
+from brimful.sources.csv import Delimited
 from brimful.sources.format import Format, Position, ReadRequest, ShardReader
 from brimful.sources.formats import FORMATS, format_of
 from brimful.sources.function_format import FunctionFormat, ShardFunction
@@ -58,6 +60,7 @@ class FromFiles(Stage[Block]):
     streams: int | None = None
     number: int | None = not_in_state(None)
     inferred: bool = not_in_state(False)  # the schema, by the description that this is a part of
+    csv_options: dict[str, Any] | None = None  # as `checked_options` has them
 
     def __post_init__(self) -> None:
         if self.streams is not None:
@@ -88,6 +91,10 @@ class FromFiles(Stage[Block]):
             newest=lambda: max(((shard.written, shard.url) for shard in self.urls.listed), default=(0.0, "")),
             first_shard=lambda: next((shard.url for shard in self.urls.listed), ""),
         )
+
+    def settings(self) -> dict[str, Any]:
+        """Options of CSV only where there are any, as states had none of them once."""
+        return compared(self, *["csv_options"] * (not self.csv_options))
 
     def start(self, epoch: int) -> State:
         return {"epoch": epoch, "begun": 0, "shards": []}
@@ -206,8 +213,14 @@ class FromFiles(Stage[Block]):
     def _named(self, url: str) -> Format | None:
         """The format of a shard, or of the shards of a glob."""
         if callable(self.format):
-            return FunctionFormat(self.format)
-        return format_of(url) if self.format == "auto" else FORMATS[self.format]
+            form: Format | None = FunctionFormat(self.format)
+        else:
+            form = format_of(url) if self.format == "auto" else FORMATS[self.format]
+        if form is None or self.csv_options is None:
+            return form
+        if not isinstance(form, Delimited):
+            raise ValueError(f"csv_options= applies to the formats csv and tsv, but {url} is read as {form.name}")
+        return form.under(self.csv_options)
 
     def _format(self, shard: Shard) -> Format:
         form = self._named(shard.url)

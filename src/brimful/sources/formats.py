@@ -8,7 +8,7 @@ from typing import Final
 from brimful.sources.arrow import Arrow
 from brimful.sources.cbor import Cbor
 from brimful.sources.compressed import COMPRESSIONS
-from brimful.sources.csv import Delimited
+from brimful.sources.csv import Delimited, Dialect
 from brimful.sources.format import Format
 from brimful.sources.jsonl import Jsonl
 from brimful.sources.parquet import Parquet
@@ -34,5 +34,13 @@ def format_of(url: str) -> Format | None:
     return next((form for form in FORMATS.values() if extension in form.extensions), None)
 
 
-for _form in (Jsonl(), Text(), Delimited("csv", ","), Delimited("tsv", "\t"), Cbor(), Parquet(), Arrow()):
+for _form in (
+    Jsonl(),
+    Text(),
+    Delimited("csv", Dialect(",")),
+    Delimited("tsv", Dialect("\t")),
+    Cbor(),
+    Parquet(),
+    Arrow(),
+):
     register(_form)
