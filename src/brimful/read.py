@@ -75,8 +75,10 @@ def from_files(
             (`uuid` becomes 16 bytes, `bool8` bool).
         columns: take only these columns. Parquet and Arrow files do not read the others.
         schema: the type of every column that `columns` does not leave out. By default, brimful takes the types of the
-            first shard in list order that has rows. Parquet and Arrow files name them. In other formats, the first
-            1,000 rows show them. Later rows are cast, or raise an error. A missing column is null (in CSV an error).
+            first shard in list order that has rows. In most formats, its first 1,000 rows show them. Parquet and Arrow
+            files name them. There, brimful widens the types to those of the 15 files that follow, such as int32 to
+            int64. Later rows are cast, or raise an error. Floats are rounded only to a type that you give here. A
+            missing column is null (in CSV an error).
         repeat: run the whole chain again and again, each time with the next epoch. Batches and chunks in arrival order
             continue across epochs (`batch(n)` without a window, `concat_chunk`, `pack_chunk`). Windows that sort, pack
             or shuffle do so only after `concat_chunk`. 1,000 epochs in a row without a sample are a DataError.

@@ -664,3 +664,32 @@ def test_a_shard_that_is_skipped_is_counted_as_one(tmp_path: Path, caplog: pytes
     assert [row["id"] for row in it] == ["1"]
     assert (it.stats["skipped"], it.stats["skipped_shards"]) == (1, 1)
     assert caplog.messages[-1].endswith("; all that follows in this shard is left out with it")
+
+
+@kinds
+def test_rows_far_larger_than_most_are_handed_on_in_pieces_of_their_own(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columnar, "PIECE_BYTES", 1 << 16)
+    texts = pa.array(["x"] * 2_000 + ["y" * 30_000] * 8 + ["z"] * 100, pa.large_string())
+    kinds_of = pa.DictionaryArray.from_arrays(pa.array([0] * len(texts), pa.int32()), pa.array(["k" * 5_000]))
+    for name, column in (("large", texts), ("dictionary", kinds_of)):
+        table = pa.table({"id": range(len(texts)), "text": column})
+        (batch,) = table.to_batches()
+        pieces = list(columnar._cut(batch, 3, 4_096))
+        assert [row for first, count in pieces for row in range(first, first + count)] == list(range(3, len(texts)))
+        parts = [pa.table([batch.column(1).slice(*piece)], ["x"]) for piece in pieces]
+        assert max(part.cast(pa.schema({"x": pa.string()})).nbytes for part in parts) < 1 << 17
+        url = write_table(tmp_path / f"{name}{kind}", table, 5_000, compression="zstd")
+        assert rows_of(bf.from_files(url)) == table.to_pylist()
+    assert_exact_resume(
+        lambda: bf.from_files(tmp_path / f"large{kind}", columns=["text"]), max_items=2_050, max_resumes=3
+    )
+
+
+@pytest.mark.skipif(times(0, 1) == 0, reason="takes 8 GB of memory")
+@pytest.mark.parametrize("kind", [".parquet", ".arrow"])
+def test_more_than_2_gib_of_text_in_a_column_are_cut_into_pieces(tmp_path: Path, kind: str) -> None:
+    texts = pa.array(["x"] * 1_000 + ["y" * (450 << 20)] * 5 + ["z"], pa.large_string())
+    url = write_table(tmp_path / f"a{kind}", pa.table({"text": texts}), 2_000, compression="zstd")
+    assert [len(row["text"]) for row in bf.from_files(url)] == [1] * 1_000 + [450 << 20] * 5 + [1]

@@ -27,6 +27,8 @@ from brimful.tables.schema import UNFIT, UNKNOWN, MisfitError, conform, fits, ty
 ROWS: Final = 4096
 BUFFER_BYTES: Final = 1 << 20
 """Rows are handed on in pieces of about so many bytes."""
+PIECE_BYTES: Final = 1 << 28
+"""None has more than about so many, but of one row: rows may be of very unequal sizes."""
 _LEAVE_OUT: Final = "leave it out by columns="
 
 
@@ -119,10 +121,12 @@ class ColumnarRows(ShardReader):
             size = unit.batch.nbytes
             passed, number = self.at[0] - size * before // rows, self.at[-1] - before
             step = max(1, min(ROWS, rows * BUFFER_BYTES // max(1, size)))
-            for first in range(before, rows, step):
-                piece = unit.batch.slice(first, step)
+            for first, count in _cut(unit.batch, before, step):
+                piece = unit.batch.slice(first, count)
                 with suppress(*UNFIT):  # of one row, which is found below
                     piece = without_extensions(piece)
+                    if size > PIECE_BYTES:  # Arrow casts no slice that begins beyond 2 GiB
+                        piece = piece.take(array_of(np.arange(count)))
                 errors = {row - first: bad[row] for row in bad if first <= row < first + piece.num_rows}
                 done = first + 1 + np.arange(piece.num_rows)
                 yield (
@@ -145,6 +149,32 @@ class ColumnarRows(ShardReader):
         if isinstance(error, DAMAGED):
             return DataError(f"{self.place()}: cannot be read on: {error}; the shard is damaged")
         return error
+
+
+def _cut(batch: pa.RecordBatch, first: int, step: int) -> Iterator[tuple[int, int]]:
+    """The pieces of a batch from a row on, (first row, rows): of so many rows, or of fewer where these are far larger than most.
+    A column of strings cannot have 2 GiB."""
+    pending = [(place, min(step, batch.num_rows - place)) for place in range(first, batch.num_rows, step)][::-1]
+    while pending:
+        place, count = pending.pop()
+        if count > 1 and _decoded_bytes(batch.slice(place, count)) > PIECE_BYTES:
+            pending += [(place + count // 2, count - count // 2), (place, count // 2)]
+        else:
+            yield place, count
+
+
+def _decoded_bytes(piece: pa.RecordBatch) -> int:
+    """About the bytes of a piece without dictionaries, of which one value may stand in many rows."""
+    sizes = [
+        column.dictionary.nbytes // max(1, len(column.dictionary))
+        for column in piece.columns
+        if _has_dictionary(column)
+    ]
+    return int(piece.nbytes + piece.num_rows * sum(sizes))
+
+
+def _has_dictionary(column: pa.Array) -> bool:
+    return bool(pa.types.is_dictionary(column.type))
 
 
 DAMAGED: Final = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, struct.error)
