@@ -28,6 +28,7 @@ from brimful.plan.errors import function, names_of, one_of, timeout
 from brimful.plan.mix import Stop
 from brimful.plan.schedule import Schedule, of_names
 from brimful.rows.mixing import Interleave, Zip
+from brimful.sources.csv import checked_options
 from brimful.sources.data_libraries import gives_tables, is_table, refuse_frames, rows_at_hand
 from brimful.sources.files import FromFiles
 from brimful.sources.function_format import ShardFunction
@@ -58,6 +59,7 @@ def from_files(
     timeout_seconds: float = 60.0,
     compression: str | None = None,
     zstd_window_bytes: int | None = None,
+    csv_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """The samples of files (shards). Several shards are read at once, one row of each in turn.
 
@@ -77,10 +79,12 @@ def from_files(
             (`uuid` becomes 16 bytes, `bool8` bool).
         columns: take only these columns. Parquet and Arrow files do not read the others.
         schema: the type of every column that `columns` does not leave out. By default, brimful takes the types of the
-            first shard in list order that has rows. Parquet and Arrow files name them. In other formats, the first
-            1,000 rows show them. Later rows are cast, or raise an error. A missing column is null (in CSV an error).
-            Columns of JSON lines and CBOR that hold objects stay as they were written: samples have what `json.loads`
-            gives. `"json"` asks for that in any column, and `pa.struct` for one type of all objects.
+            first shard in list order that has rows. In most formats, its first 1,000 rows show them. Parquet and Arrow
+            files name them. There, brimful widens the types to those of the 15 files that follow, such as int32 to
+            int64. Later rows are cast, or raise an error. Floats are rounded only to a type that you give here. A
+            missing column is null (in CSV an error). Columns of JSON lines and CBOR that hold objects stay as they were
+            written: samples have what `json.loads` gives. `"json"` asks for that in any column, and `pa.struct` for one
+            type of all objects.
         repeat: run the whole chain again and again, each time with the next epoch. Batches and chunks in arrival order
             continue across epochs (`batch(n)` without a window, `concat_chunk`, `pack_chunk`). Windows that sort, pack
             or shuffle do so only after `concat_chunk`. 1,000 epochs in a row without a sample are a DataError.
@@ -102,6 +106,12 @@ def from_files(
             .lz4). Parquet and Arrow files are never compressed as a whole.
         zstd_window_bytes: read zstd frames with windows of up to so many bytes (`zstd --long=31` writes 2 GB). By
             default, 128 MB. It needs the extra `zstd`.
+        csv_options: how CSV and TSV files are written, as a dict with any of these keys. "delimiter": one character.
+            "quote": one character (default '"'), or None if quotes are plain text. "header": False if the first record
+            is data; the columns are then f0, f1 and so on. Or a list of names for a file without a header. "encoding":
+            such as "latin-1"; UTF-16 is refused. "types": "text" makes every column text. By default, brimful takes
+            numbers and bools from the first rows. Dates and times stay text unless `schema` asks for their type, such
+            as `{"day": pa.date32()}`.
     Raises:
         ImportError: the format is CBOR and cbor2 is not installed, or `zstd_window_bytes` and backports.zstd is not.
         FileNotFoundError: (when run) a name or a glob matches nothing, or a link leads nowhere.
@@ -144,6 +154,7 @@ def from_files(
         seed,
         on_error,
         streams,
+        csv_options=None if csv_options is None else checked_options(csv_options),
     )
     return Dataset(stage, repeat)
 

@@ -241,9 +241,83 @@ def test_what_hugging_face_writes_is_read(tmp_path: Path) -> None:
 
 
 @kinds
-def test_later_shards_are_cast_to_the_types_of_the_first_or_say_what_does_not_fit(
-    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+def test_types_are_wide_enough_for_the_first_shards_whatever_is_opened_first(tmp_path: Path, kind: str) -> None:
+    empty = pa.array([[]], pa.list_(pa.null()))
+    tables = [
+        {"i": pa.array([1], pa.int8()), "f": pa.array([1.5], pa.float32()), "n": pa.nulls(1), "l": empty},
+        {"i": pa.array([300], pa.uint16()), "f": pa.array([0.1]), "n": pa.array(["x"]), "l": pa.array([[1]])},
+        {"i": pa.array([1 << 40], pa.int64()), "l": pa.array([[2]], pa.list_(pa.int8()))},
+    ]  # fmt: skip
+    urls = [write_table(tmp_path / f"{number}{kind}", pa.table(table)) for number, table in enumerate(tables)]
+    want = [
+        {"i": 1, "f": 1.5, "n": None, "l": []},
+        {"i": 300, "f": 0.1, "n": "x", "l": [1]},
+        {"i": 1 << 40, "f": None, "n": None, "l": [2]},
+    ]
+    types = {"i": pa.int64(), "f": pa.float64(), "n": pa.string(), "l": pa.list_(pa.int64())}
+    for order in ([0, 1, 2], [2, 1, 0]):
+        names = list(types) if order[0] == 0 else ["i", "l"]
+        for options in ({}, {"shuffle_shards": True, "n_active_shards": 1}, {"streams": 3}):
+            made = bf.from_files([urls[number] for number in order], columns=names, **options)
+            found = sorted(rows_of(made), key=lambda row: row["i"])
+            assert found == [{name: row[name] for name in names} for row in want]
+            assert made.stage._schema == pa.schema([(name, types[name]) for name in names])  # type: ignore[attr-defined]
+    assert_exact_resume(lambda: bf.from_files(urls, n_active_shards=1))
+
+
+@kinds
+def test_a_float_is_never_rounded_to_a_type_that_nobody_asked_for(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("brimful.sources.files.SHARDS_ASKED", 1)
+    narrow = pa.table(
+        {"x": pa.array([1.5], pa.float32()), "l": pa.array([[{"y": 1.5}]], pa.list_(pa.struct({"y": pa.float16()})))}
+    )
+    wide = pa.table({"x": [2.5, 0.1, None, float("nan")], "l": [[{"y": 2.5}], None, [{"y": 0.1}], []]})
+    urls = [write_table(tmp_path / "a.arrow", narrow), write_table(tmp_path / f"b{kind}", wide)]
+    it = bf.from_files(urls, n_active_shards=1).iter()
+    assert [next(it)["x"] for _ in range(2)] == [1.5, 2.5]
+    message = (
+        rf"^shard b\{kind}, row 2: column 'x' is float by the schema but double here \(0\.1 would be rounded to 0\.1\d*\); "
+        r"say its type in schema=, or leave the column out with columns=$"
+    )
+    with pytest.raises(bf.DataError, match=message):
+        next(it)
+    it = bf.from_files(urls, n_active_shards=1, on_error="skip").iter()
+    assert repr([sample["x"] for sample in it]) == "[1.5, 2.5, nan]"
+    assert it.stats["skipped"] == 2  # the other one in a list
+    asked = bf.from_files(
+        urls, columns=["x"], n_active_shards=1, schema={"x": pa.float32(), "l": wide.schema.field("l").type}
+    )
+    assert [sample["x"] for sample in asked][2] == np.float32(0.1)
+
+
+@kinds
+def test_large_unsigned_integers_and_nested_lists_of_nothing_come_through(tmp_path: Path, kind: str) -> None:
+    table = pa.table(
+        {
+            "u": pa.array([2**64 - 1, 2**63, None], pa.uint64()),
+            "n": pa.array([[None], [], None], pa.list_(pa.null())),
+            "nn": pa.array([[[None, None]], [[]], []], pa.list_(pa.list_(pa.null()))),
+            "e": pa.array([[], [], []], pa.list_(pa.int64())),
+        }
+    )
+    if kind != ".parquet":  # which has no such type
+        table = table.append_column("s", pa.array([{}, None, {}], pa.struct([])))
+    url = write_table(tmp_path / f"a{kind}", table, 2)
+    assert rows_of(bf.from_files(url)) == table.to_pylist()
+    assert (
+        rows_of(bf.from_files([url, url], columns=["nn", "u"], n_active_shards=1))[3:]
+        == table.select(["nn", "u"]).to_pylist()
+    )
+    assert_exact_resume(lambda: bf.from_files(url))
+
+
+@kinds
+def test_shards_behind_the_first_are_cast_to_their_types_or_say_what_does_not_fit(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brimful.sources.files.SHARDS_ASKED", 1)
     first = write_table(tmp_path / f"a{kind}", pa.table({"x": pa.array([1, 2], pa.int32())}))
     second = write_table(tmp_path / f"b{kind}", pa.table({"x": pa.array([3, 1 << 40, 5, None], pa.int64())}))
     it = bf.from_files([first, second], n_active_shards=1).iter()
@@ -590,3 +664,32 @@ def test_a_shard_that_is_skipped_is_counted_as_one(tmp_path: Path, caplog: pytes
     assert [row["id"] for row in it] == ["1"]
     assert (it.stats["skipped"], it.stats["skipped_shards"]) == (1, 1)
     assert caplog.messages[-1].endswith("; all that follows in this shard is left out with it")
+
+
+@kinds
+def test_rows_far_larger_than_most_are_handed_on_in_pieces_of_their_own(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columnar, "PIECE_BYTES", 1 << 16)
+    texts = pa.array(["x"] * 2_000 + ["y" * 30_000] * 8 + ["z"] * 100, pa.large_string())
+    kinds_of = pa.DictionaryArray.from_arrays(pa.array([0] * len(texts), pa.int32()), pa.array(["k" * 5_000]))
+    for name, column in (("large", texts), ("dictionary", kinds_of)):
+        table = pa.table({"id": range(len(texts)), "text": column})
+        (batch,) = table.to_batches()
+        pieces = list(columnar._cut(batch, 3, 4_096))
+        assert [row for first, count in pieces for row in range(first, first + count)] == list(range(3, len(texts)))
+        parts = [pa.table([batch.column(1).slice(*piece)], ["x"]) for piece in pieces]
+        assert max(part.cast(pa.schema({"x": pa.string()})).nbytes for part in parts) < 1 << 17
+        url = write_table(tmp_path / f"{name}{kind}", table, 5_000, compression="zstd")
+        assert rows_of(bf.from_files(url)) == table.to_pylist()
+    assert_exact_resume(
+        lambda: bf.from_files(tmp_path / f"large{kind}", columns=["text"]), max_items=2_050, max_resumes=3
+    )
+
+
+@pytest.mark.skipif(times(0, 1) == 0, reason="takes 8 GB of memory")
+@pytest.mark.parametrize("kind", [".parquet", ".arrow"])
+def test_more_than_2_gib_of_text_in_a_column_are_cut_into_pieces(tmp_path: Path, kind: str) -> None:
+    texts = pa.array(["x"] * 1_000 + ["y" * (450 << 20)] * 5 + ["z"], pa.large_string())
+    url = write_table(tmp_path / f"a{kind}", pa.table({"text": texts}), 2_000, compression="zstd")
+    assert [len(row["text"]) for row in bf.from_files(url)] == [1] * 1_000 + [450 << 20] * 5 + [1]

@@ -11,7 +11,6 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -19,6 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.sources import csv as csv_module
+from brimful.sources.csv import NULLS, Delimited, Dialect, checked_options
 from brimful.sources.format import ReadRequest
 from brimful.sources.formats import FORMATS
 from brimful.testing import assert_exact_resume
@@ -180,9 +181,10 @@ DAY = datetime.datetime(2020, 1, 2, 3, 4)
         (["1", "true"], ["1", "true"]),
         (["false", "0"], ["false", "0"]),
         ([" 2", "3 "], [2, 3]),
-        (["2020-01-02"], [DAY.date()]),
-        (["2020-01-02 03:04", ""], [DAY, None]),
-        (["2020-01-02T03:04Z"], [DAY.replace(tzinfo=ZoneInfo("UTC"))]),
+        (["2020-01-02"], ["2020-01-02"]),
+        (["2020-01-02 03:04", ""], ["2020-01-02 03:04", ""]),
+        (["2020-01-02 10:00:00+02:00"], ["2020-01-02 10:00:00+02:00"]),
+        (["10:00"], ["10:00"]),
         (["a", "", "NA", "null", " b "], ["a", "", "NA", "null", " b "]),
         (["NA", ""], ["NA", ""]),
         (["", ""], ["", ""]),
@@ -278,6 +280,7 @@ def test_what_only_looks_like_a_number_may_stand_in_text(tmp_path: Path) -> None
         (pa.int64(), "007", 7),
         (pa.decimal128(5, 2), "1.25", pa.scalar("1.25").cast(pa.decimal128(5, 2)).as_py()),
         (pa.timestamp("us"), "2020-01-02 03:04:00.0", DAY),
+        (pa.date32(), "2020-01-02", DAY.date()),
     ],
 )
 def test_a_given_type_is_taken(kind: pa.DataType, text: str, value: Any) -> None:
@@ -494,8 +497,12 @@ def test_an_integer_that_a_float_would_round_is_refused_with_its_line(
             "id\ttext",
             r"1 column, 'id\\ttext', as commas divide it, but it holds tabs; say format='tsv', or quote",
         ),
-        ("csv", "id;text", r"but it holds semicolons; write the file with commas or tabs, or read it by a function"),
-        ("tsv", "id;text", r"as tabs divide it, but it holds semicolons; write the file with commas or tabs"),
+        ("csv", "id;text", r"but it holds semicolons; say csv_options=\{'delimiter': ';'\}, or quote the name"),
+        (
+            "tsv",
+            "id;text",
+            r"as tabs divide it, but it holds semicolons; say csv_options=\{'delimiter': ';'\}, or quote",
+        ),
     ],
 )
 def test_a_header_of_other_delimiters_is_an_error(tmp_path: Path, name: str, header: str, message: str) -> None:
@@ -512,3 +519,203 @@ def test_a_first_good_row_that_came_after_the_columns_were_looked_for_is_refused
     message = r"^shard x, line 2: no row was good when the columns were looked for, and one is now; begin anew$"
     with pytest.raises(bf.DataError, match=message):
         list(iter(reader.read, None))
+
+
+# -- options ---------------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path, **options: Any) -> list[dict[str, Any]]:
+    return list(bf.from_files(path, format="csv", csv_options=options))
+
+
+def test_options_say_how_a_file_is_written(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.csv", "n;né\n1;'x;\né'\n2;'it''s'\n".encode("latin-1")))
+    dialect = {"delimiter": ";", "quote": "'", "encoding": "latin-1"}
+    assert read(path, **dialect) == [{"n": 1, "né": "x;\né"}, {"n": 2, "né": "it's"}]
+    rows = [{"f0": "n", "f1": "né"}, {"f0": "1", "f1": "x;\né"}, {"f0": "2", "f1": "it's"}]
+    assert read(path, **dialect, header=False) == rows
+    named = [{"a": row["f0"], "b": row["f1"]} for row in rows]
+    assert read(path, **dialect, header=["a", "b"]) == named
+    assert read(path, **dialect, types="text") == [dict(zip(("n", "né"), row.values())) for row in rows[1:]]
+    plain_quotes = Path(write(tmp_path / "b.csv", b'a|b\n1|"x\n2|y"\n'))
+    assert read(plain_quotes, delimiter="|", quote=None) == [{"a": 1, "b": '"x'}, {"a": 2, "b": 'y"'}]
+    for options in ({**dialect, "header": False}, {**dialect, "header": ["a", "b"]}, dialect):
+        assert_exact_resume(lambda: bf.from_files([path, path], csv_options=options))  # noqa: B023
+
+
+def test_without_a_header_the_first_record_is_data_wherever_it_begins(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.csv", BOM + b"\n\r\n1,x\nbad\n3,y\n")
+    it = bf.from_files(url, csv_options={"header": False}).iter()
+    assert next(it) == {"f0": 1, "f1": "x"}
+    with pytest.raises(bf.DataError, match=r"^shard a\.csv, line 4: 1 field where the columns are 2 \(f0, f1\); quote"):
+        next(it)
+    assert_exact_resume(lambda: bf.from_files(url, csv_options={"header": False}, on_error="skip"))
+    assert list(bf.from_files(url, csv_options={"header": False}, columns=["f1"], on_error="skip"))[1] == {"f1": "y"}
+    wider = write(tmp_path / "b.csv", b"1,x,y\n")
+    message = (
+        r"^shard b\.csv, line 1: column 'f2' of the first record is not in the schema \(f0, f1\)\. Without schema="
+    )
+    with pytest.raises(bf.DataError, match=message):
+        list(bf.from_files([write(tmp_path / "c.csv", b"1,x\n"), wider], csv_options={"header": False}))
+    with pytest.raises(
+        bf.DataError, match=r"^shard b\.csv: there is no column 'f3' in the first record \(f0, f1, f2\)"
+    ):
+        list(bf.from_files(wider, csv_options={"header": False}, columns=["f3"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delim": ";"}, r"csv_options has the keys delimiter, quote, header, encoding, types \(got 'delim'\)"),
+        ({"delimiter": ";;"}, r"csv_options: delimiter takes one ASCII character, but no letter, .* \(got ';;'\)"),
+        ({"delimiter": "é"}, r"delimiter takes one ASCII character"),
+        ({"delimiter": "\n"}, r"delimiter takes one ASCII character, but no letter, digit, newline"),
+        ({"delimiter": None}, r"delimiter takes one ASCII character"),
+        ({"quote": "q"}, r"quote takes one ASCII character, .*; or None, where quotes are text \(got 'q'\)"),
+        ({"delimiter": "'", "quote": "'"}, r"delimiter and quote must differ \(both are \"'\"\)"),
+        ({"header": "a"}, r"header takes True, False \(the columns are f0, f1, \.\.\.\), or a list of names"),
+        ({"header": ["a", "a"]}, r"header takes True, False .*, each another \(got \['a', 'a'\]\)"),
+        ({"header": []}, r"header takes True, False"),
+        ({"encoding": "utf-16"}, r"encoding takes an encoding .* ASCII in single bytes, such as .* \(got 'utf-16'\)"),
+        ({"encoding": "iso2022_jp"}, r"encoding takes"),
+        ({"encoding": "no such"}, r"encoding takes an encoding that Python knows"),
+        ({"encoding": "gbk", "delimiter": "|"}, r"'\|' may be a part of other characters in the encoding gbk; convert"),
+        ({"types": "string"}, r"types takes 'infer' or 'text' \(got 'string'\)"),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_none_is_named_with_what_is_allowed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bf.from_files("a.csv", csv_options=options)
+
+
+def test_options_are_for_csv_alone_and_types_are_given_once() -> None:
+    with pytest.raises(
+        ValueError, match=r"csv_options= applies to the formats csv and tsv, but a\.jsonl is read as jsonl"
+    ):
+        bf.from_files(["a.csv", "a.jsonl"], csv_options={})
+    with pytest.raises(ValueError, match=r"give csv_options=\{'types': 'text'\}, or the types by schema=, not both"):
+        bf.from_files("a.csv", csv_options={"types": "text"}, schema={"a": TEXT})
+
+
+def test_a_state_has_options_only_where_they_were_given_and_refuses_others(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.csv", b"1;x\n2;y\n")
+    assert "csv_options" not in str(bf.from_files(url).iter().state_dict())
+    assert "csv_options" not in str(
+        bf.from_files(url, csv_options={"quote": '"', "types": "infer"}).iter().state_dict()
+    )
+    it = bf.from_files(url, csv_options={"delimiter": ";", "header": False, "encoding": "UTF-8"}).iter()
+    next(it)
+    state = json.loads(json.dumps(it.state_dict()))
+    assert list(bf.from_files(url, csv_options={"header": False, "delimiter": ";"}).iter(state)) == [
+        {"f0": 2, "f1": "y"}
+    ]
+    with pytest.raises(bf.StateError, match=r"from_files\.csv_options"):
+        bf.from_files(url).iter(state)
+
+
+def test_text_of_another_encoding_is_decoded_and_what_is_not_in_it_is_bad_where_it_is_wanted(tmp_path: Path) -> None:
+    for encoding in ("gb18030", "shift_jis", "euc_jp", "big5", "cp1252", "koi8-r"):
+        text = {"cp1252": "é€", "koi8-r": "жук"}.get(encoding, "中文")
+        path = Path(write(tmp_path / "a.csv", f'{text},b\n"{text},\n{text}",1\n'.encode(encoding)))
+        assert read(path, encoding=encoding) == [{text: f"{text},\n{text}", "b": 1}]
+    path = Path(write(tmp_path / "b.csv", b"a,b\n\x81,1\nx,2\n"))
+    with pytest.raises(bf.DataError, match=r"line 2: invalid CP1252: byte 0x81 at byte 0 of column 'a'"):
+        read(path, encoding="cp1252", types="text")
+    assert list(bf.from_files(path, csv_options={"encoding": "cp1252"}, columns=["b"])) == [{"b": 1}, {"b": 2}]
+    path = Path(write(tmp_path / "c.csv", b"a\n\xc3\xa9\n"))  # is UTF-8, but not ASCII
+    with pytest.raises(bf.DataError, match=r"line 2: invalid ASCII: byte 0xc3 at byte 0 of column 'a'"):
+        read(path, encoding="ascii")
+
+
+ENCODINGS = ("utf-8", "latin-1", "cp1252", "gbk", "shift_jis", "koi8-r")
+
+
+@st.composite
+def written(draw: st.DrawFn) -> tuple[bytes, dict[str, Any], list[str], list[list[str]]]:
+    """A file that Python's csv module wrote, its options, the names of the columns, and its rows as that module reads them."""
+    encoding = draw(st.sampled_from(ENCODINGS))
+    delimiter, quote = draw(st.sampled_from([(";", '"'), ("\t", "'"), (",", "'"), (":", '"'), (" ", '"'), ("#", "$")]))
+    letters = (
+        "az019.-eE+x"
+        + delimiter
+        + quote
+        + "\"'\n\r ,"
+        + {"gbk": "中", "shift_jis": "日", "koi8-r": "ж"}.get(encoding, "é")
+    )
+    count = draw(st.integers(1, 3))
+    cells = st.text(st.sampled_from(letters), max_size=5)
+    rows = draw(st.lists(st.lists(cells, min_size=count, max_size=count), min_size=1, max_size=6))
+    file = io.StringIO(newline="")
+    ending = draw(st.sampled_from(["\n", "\r\n", "\r"]))
+    csv.writer(file, delimiter=delimiter, quotechar=quote, lineterminator=ending, quoting=csv.QUOTE_ALL).writerows(rows)
+    header = draw(st.sampled_from(["names", False]))
+    names = [f"column {number}" for number in range(count)] if header == "names" else [f"f{n}" for n in range(count)]
+    options = {
+        "delimiter": delimiter,
+        "quote": quote,
+        "encoding": encoding,
+        "header": names if header == "names" else False,
+    }
+    found = list(
+        csv.reader(io.StringIO(file.getvalue(), newline=""), delimiter=delimiter, quotechar=quote, strict=True)
+    )
+    assert found == rows
+    return file.getvalue().encode(encoding), options, names, rows
+
+
+@given(written(), st.sampled_from([4, 16, 1 << 20]), st.booleans())
+@examples(150)
+def test_files_of_any_dialect_are_read_as_pythons_csv_reads_them_from_any_row_on(
+    made: tuple[bytes, dict[str, Any], list[str], list[list[str]]], size: int, forward_only: bool
+) -> None:
+    data, options, names, rows = made
+    form = Delimited("csv", Dialect(",")).under(checked_options(options))
+    schema = pa.schema([(name, TEXT) for name in names])
+    want = [dict(zip(names, row)) for row in rows]
+    with small(4, size):
+        found = outcome(form, data, schema, "raise")
+        assert (found.rows, found.error) == (want, None)
+        for number, at in enumerate(found.positions):
+            assert outcome(form, data, schema, "raise", at, forward_only=forward_only).rows == want[number + 1 :]
+    inferred = form.infer(Memory(data), None, "shard x", "skip")  # whatever the types, what is written stands there
+    if inferred is not None:
+        for row, text in zip(outcome(form, data, inferred, "raise").rows, rows):
+            for value, cell in zip(row.values(), text):
+                assert value == cell or (value is None and cell in NULLS) or float(value) == float(cell)
+
+
+def test_of_bad_records_each_costs_no_parse_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{number},{number}.5,text" for number in range(5_000)]
+    bad = ("1,2", "x,1.5,y", "1,1.5,\0", "99999999999999999999,0,y", "1,1e999,y", "1,9007199254740993,y")
+    for number in range(0, 5_000, 10):
+        lines[number] = bad[number // 10 % 6]
+    data = "\n".join(["a,x,t", *lines]).encode().replace(b"\0", b"\xff")
+    parses, counted = [0], csv_module._read
+
+    def counting(*args: Any, **options: Any) -> Any:
+        parses[0] += 1
+        return counted(*args, **options)
+
+    monkeypatch.setattr(csv_module, "_read", counting)
+    found = outcome(CSV, data, pa.schema([("a", INT), ("x", FLOAT), ("t", TEXT)]))
+    assert (len(found.rows), found.skipped) == (4_500, 500)
+    assert parses[0] < 10
+
+
+def test_large_floats_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = ("x,id\n" + "".join(f"{number}e30,{number}\n" for number in range(1, 2_000))).encode()
+    parses, counted = [0], csv_module._read
+
+    def counting(*args: Any, **options: Any) -> Any:
+        parses[0] += 1
+        return counted(*args, **options)
+
+    monkeypatch.setattr(csv_module, "_read", counting)
+    assert len(outcome(CSV, data, pa.schema([("x", FLOAT), ("id", INT)])).rows) == 1_999
+    assert parses[0] == 1
+
+
+def test_an_integer_that_a_float_has_exactly_is_read_as_one() -> None:
+    data = b"x\n1152921504606846976\n-36893488147419103232\n1152921504606846977\n36893488147419103233\n"
+    found = outcome(CSV, data, pa.schema([("x", FLOAT)]))
+    assert ([row["x"] for row in found.rows], found.skipped) == ([2.0**60, -(2.0**65)], 2)

@@ -17,6 +17,7 @@ import brimful as bf
 from brimful.sources import parquet
 from tests.shards import write_table
 from tests.sources.test_columnar import numbered
+from tests.strategies import small
 
 
 def test_a_footer_whose_row_groups_have_not_the_rows_of_the_file_is_refused(tmp_path: Path) -> None:
@@ -111,3 +112,46 @@ def test_a_file_written_to_be_compressed_as_a_whole_is_refused(tmp_path: Path) -
         ValueError, match=r"a\.parquet\.gz: parquet files are not compressed as a whole; decompress it, or"
     ):
         bf.from_files(tmp_path / "a.parquet.gz")
+
+
+def varint(number: int) -> bytes:
+    """A field of Thrift's compact protocol that is an int64, and follows the one before it by 1."""
+    number, found = 2 * number, b"\x16"
+    while number > 127:
+        found += bytes([number & 127 | 128])
+        number >>= 7
+    return found + bytes([number])
+
+
+@pytest.mark.parametrize("said", [300, 499, 501, 700])
+def test_a_row_group_of_other_rows_than_its_footer_says_is_refused_wherever_reading_begins(
+    tmp_path: Path, said: int
+) -> None:
+    """Arrow leaves rows out without a word where the footer says fewer."""
+    path = Path(write_table(tmp_path / "a.parquet", numbered(900), 500))
+    data = path.read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    footer = data[-8 - size : -8]
+    for have, says, after in ((500, said, b"\x26"), (900, said + 400, b"\x19")):  # of the row group, and of the file
+        assert footer.count(varint(have) + after) == 1
+        footer = footer.replace(varint(have) + after, varint(says) + after)
+    other = tmp_path / "b.parquet"
+    other.write_bytes(data[: -8 - size] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    message = (
+        rf"row group 0 has 500 rows in a column, and its footer says {said}; the shard is damaged\. Write it anew$"
+    )
+    for columns in (None, ["id"], []):
+        with pytest.raises(bf.DataError, match=rf"^shard b\.parquet, row 1: {message}"):
+            list(bf.from_files(other, columns=columns))
+    it = bf.from_files([path, other], n_active_shards=1, on_error="skip").iter()
+    assert [row["id"] for row in it] == list(range(900))
+    assert it.stats["skipped_shards"] == 1
+    with small(100):
+        it = bf.from_files(path).iter()
+        seen = [next(it)["id"] for _ in range(250)]
+        state = it.state_dict()
+        it.close()
+        other.replace(path)
+        with pytest.raises(bf.DataError, match=rf"^shard a\.parquet, row \d+: {message}"):
+            seen.extend(row["id"] for row in bf.from_files(path).iter(state, allow={"urls"}))
+    assert seen == list(range(250))

@@ -8,12 +8,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from brimful.plan.errors import DataError, StateError
-from brimful.sources.csv import ends_of, fields, header_of, records_of
+from brimful.sources.csv import Dialect, ends_of, fields, header_of, records_of
 from brimful.sources.forward import Forward, split
 from tests.effort import examples
 from tests.shards import Memory
 from tests.strategies import small
 
+COMMAS = Dialect(",")
 texts = st.text(st.sampled_from('a,"\n\r"\n'), max_size=24).map(str.encode)
 
 
@@ -74,20 +75,20 @@ def test_records_end_where_quotes_that_begin_fields_say(data: bytes) -> None:
         if found is None:
             break
         whole.append(end)
-        assert fields(text, ",") == found
-    assert ends_of(data, ",", last=True).tolist() == whole
+        assert fields(text, COMMAS) == found
+    assert ends_of(data, COMMAS, last=True).tolist() == whole
     for size in range(len(data)):  # what follows may go on with the last one
-        certain = ends_of(data[:size], ",", last=False).tolist()
+        certain = ends_of(data[:size], COMMAS, last=False).tolist()
         assert certain == whole[: len(certain)]
         assert len(certain) >= sum(end < size for end in whole) - 1
 
 
 def every(data: bytes, offset: int = 0, forward_only: bool = False) -> list[tuple[int, bytes, bool]]:
     ahead = Forward(Memory(data, forward_only))
-    assert header_of(ahead, ",")[0]
+    assert header_of(ahead, COMMAS)[0]
     ahead.pass_newline(offset or ahead.offset, b"\n", b"\r")
     found = []
-    for records in records_of(ahead, ","):
+    for records in records_of(ahead, COMMAS):
         for end, text in zip(records.ends.tolist(), split(records.data.text, records.ends)):
             found.append((records.offset + end, text, records.data.unclosed is not None))
     return found
@@ -123,9 +124,9 @@ def test_a_field_that_is_never_closed_is_not_held_in_memory() -> None:
     largest = 0
     with patch("brimful.sources.csv.RECORD_BYTES", 1 << 16):
         ahead = Forward(Memory(data))
-        header_of(ahead, ",")
+        header_of(ahead, COMMAS)
         lines = 0
-        for records in records_of(ahead, ","):
+        for records in records_of(ahead, COMMAS):
             largest = max(largest, len(ahead.data) + len(records.data.text))
             lines += len(records.ends)
     assert lines == (1 << 20) + 1
@@ -142,11 +143,11 @@ def test_an_offset_where_no_line_begins_is_refused(offset: int) -> None:
 
 def test_blank_lines_and_a_byte_order_mark_lie_before_a_header() -> None:
     ahead = Forward(Memory(b'\xef\xbb\xbf\r\n\n"a\nb"\nrow\n'))
-    assert header_of(ahead, ",") == (b'"a\nb"\n', 4)
+    assert header_of(ahead, COMMAS) == (b'"a\nb"\n', 4)
     for nothing in (b"", b"\xef\xbb\xbf", b"\n\r\n"):
-        assert header_of(Forward(Memory(nothing)), ",") == (b"", nothing.count(b"\n"))
+        assert header_of(Forward(Memory(nothing)), COMMAS) == (b"", nothing.count(b"\n"))
     message = (
         r"^this shard has no header: a quoted field begins here and does not end before the shard ends; close it, or"
     )
     with pytest.raises(DataError, match=message):
-        header_of(Forward(Memory(b'"a\nb\n')), ",")
+        header_of(Forward(Memory(b'"a\nb\n')), COMMAS)

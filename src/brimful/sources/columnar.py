@@ -22,11 +22,13 @@ from brimful.sources.format import Errors, Format, Parsed, Piece, Position, Reco
 from brimful.tables.blocks import Block
 from brimful.tables.plain import inside, plain, without_extensions
 from brimful.tables.ragged import EMPTY, array_of
-from brimful.tables.schema import UNFIT, UNKNOWN, MisfitError, conform, fits, settled, type_name
+from brimful.tables.schema import UNFIT, UNKNOWN, MisfitError, conform, fits, type_name
 
 ROWS: Final = 4096
 BUFFER_BYTES: Final = 1 << 20
 """Rows are handed on in pieces of about so many bytes."""
+PIECE_BYTES: Final = 1 << 28
+"""None has more than about so many, but of one row: rows may be of very unequal sizes."""
 _LEAVE_OUT: Final = "leave it out by columns="
 
 
@@ -119,14 +121,16 @@ class ColumnarRows(ShardReader):
             size = unit.batch.nbytes
             passed, number = self.at[0] - size * before // rows, self.at[-1] - before
             step = max(1, min(ROWS, rows * BUFFER_BYTES // max(1, size)))
-            for first in range(before, rows, step):
-                piece = unit.batch.slice(first, step)
+            for first, count in _cut(unit.batch, before, step):
+                piece = unit.batch.slice(first, count)
                 with suppress(*UNFIT):  # of one row, which is found below
                     piece = without_extensions(piece)
+                    if size > PIECE_BYTES:  # Arrow casts no slice that begins beyond 2 GiB
+                        piece = piece.take(array_of(np.arange(count)))
                 errors = {row - first: bad[row] for row in bad if first <= row < first + piece.num_rows}
                 done = first + 1 + np.arange(piece.num_rows)
                 yield (
-                    ColumnParser(piece, errors, schema, self._request.on_error).parsed(),
+                    ColumnParser(piece, errors, schema, self._request.on_error, self._request.inferred).parsed(),
                     _positions(unit, done, passed, size, number),
                 )
         if not reached:
@@ -145,6 +149,32 @@ class ColumnarRows(ShardReader):
         if isinstance(error, DAMAGED):
             return DataError(f"{self.place()}: cannot be read on: {error}; the shard is damaged")
         return error
+
+
+def _cut(batch: pa.RecordBatch, first: int, step: int) -> Iterator[tuple[int, int]]:
+    """The pieces of a batch from a row on, (first row, rows): of so many rows, or of fewer where these are far larger than most.
+    A column of strings cannot have 2 GiB."""
+    pending = [(place, min(step, batch.num_rows - place)) for place in range(first, batch.num_rows, step)][::-1]
+    while pending:
+        place, count = pending.pop()
+        if count > 1 and _decoded_bytes(batch.slice(place, count)) > PIECE_BYTES:
+            pending += [(place + count // 2, count - count // 2), (place, count // 2)]
+        else:
+            yield place, count
+
+
+def _decoded_bytes(piece: pa.RecordBatch) -> int:
+    """About the bytes of a piece without dictionaries, of which one value may stand in many rows."""
+    sizes = [
+        column.dictionary.nbytes // max(1, len(column.dictionary))
+        for column in piece.columns
+        if _has_dictionary(column)
+    ]
+    return int(piece.nbytes + piece.num_rows * sum(sizes))
+
+
+def _has_dictionary(column: pa.Array) -> bool:
+    return bool(pa.types.is_dictionary(column.type))
 
 
 DAMAGED: Final = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, struct.error)
@@ -192,12 +222,18 @@ def _check_columns(found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
 
 @dataclass(frozen=True)
 class ColumnParser(RecordParser[int]):
-    """The rows of a batch of a shard, by their numbers, in the types of a schema; `bad`: what is wrong with some of them."""
+    """The rows of a batch of a shard, by their numbers, in the types of a schema.
+
+    Args:
+        bad: what is wrong with some of them.
+        inferred: whether the schema is that of other shards: no float is rounded to it.
+    """
 
     batch: Block
     bad: dict[int, str]
     schema: pa.Schema
     on_error: OnError
+    inferred: bool
     refused: ClassVar[Errors] = (MisfitError,)
 
     def parsed(self) -> Parsed:
@@ -210,7 +246,8 @@ class ColumnParser(RecordParser[int]):
     def block(self, records: Sequence[int]) -> Block:
         some = len(records) < self.batch.num_rows
         try:
-            return conform(self.batch.take(pa.array(records, pa.int64())) if some else self.batch, self.schema)
+            batch = self.batch.take(pa.array(records, pa.int64())) if some else self.batch
+            return conform(batch, self.schema, exact=self.inferred)
         except MisfitError as error:
             if isinstance(error.__cause__, NotImplementedError):
                 raise DataError(
@@ -222,22 +259,63 @@ class ColumnParser(RecordParser[int]):
         return self.bad.get(record)
 
 
+class LacksError(DataError):
+    """A shard has not all columns wanted; `there`: those that it has."""
+
+    def __init__(self, message: str, there: pa.Schema | None = None) -> None:
+        super().__init__(message)
+        self.there: pa.Schema | None = there
+
+
 def schema_of(found: pa.Schema, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
     """The columns of a shard as the stages after it see them; None where it has two of a name.
 
     Raises:
-        DataError: it has not all of `columns`.
+        LacksError: it has not all of `columns`.
     """
-    for name in columns or ():
-        if name not in found.names:
-            raise DataError(
-                f"there is no column {name!r} ({where}; columns: {', '.join(found.names)}); "
-                "correct columns=, or say its type in schema="
-            )
-    try:
-        return settled(plain_schema(pa.schema([field for field in found if columns is None or field.name in columns])))
-    except DataError:  # which whoever reads it will meet
-        return None
+    schema: pa.Schema | None = None
+    with suppress(DataError):  # which whoever reads it will meet
+        schema = plain_schema(pa.schema([field for field in found if columns is None or field.name in columns]))
+    if lacking := [name for name in columns or () if name not in found.names]:
+        raise LacksError(
+            f"there is no column {lacking[0]!r} ({where}; columns: {', '.join(found.names)}); "
+            "correct columns=, or say its type in schema=",
+            schema,
+        )
+    return schema
+
+
+def widened(schema: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """The columns of a shard in types that have the values of those of another shard too, where there are such types. Columns
+    that the first one lacks are not added, and keys of structs neither.
+
+    >>> widened(pa.schema({"a": pa.int32(), "b": pa.null()}), pa.schema({"a": pa.int64(), "b": pa.list_(pa.int8())}))
+    a: int64
+    b: list<item: int8>
+      child 0, item: int8
+    """
+    kinds = [
+        _wider(field.type, other.field(field.name).type) if field.name in other.names else field.type
+        for field in schema
+    ]
+    return pa.schema(list(zip(schema.names, kinds)))
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    test: Any = pa.types
+    if one == other or test.is_null(one):
+        return other
+    if test.is_list(one) and test.is_list(other):
+        return pa.list_(_wider(one.value_type, other.value_type))
+    if test.is_struct(one) and test.is_struct(other) and {*one.names} == {*other.names}:
+        return pa.struct([(field.name, _wider(field.type, other.field(field.name).type)) for field in one])
+    if any(
+        test(one) and test(other) for test in (test.is_integer, test.is_floating, test.is_decimal, test.is_timestamp)
+    ):
+        with suppress(pa.ArrowException):
+            both = [pa.schema([("", kind)]) for kind in (one, other)]
+            return pa.unify_schemas(both, promote_options="permissive").field(0).type
+    return one
 
 
 def plain_schema(found: pa.Schema) -> pa.Schema:

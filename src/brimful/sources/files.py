@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 
 from brimful.core.counters import OnError, add_counts, apart
 from brimful.core.facts import Facts, following, rng_slot
+from brimful.core.header import compared
 from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, not_in_state, share
 from brimful.core.threads import Workers
 from brimful.plan import random
 from brimful.plan.errors import DataError, StateError, check_bool, check_count, counted, logger, one_of
 from brimful.plan.once import once
+from brimful.sources.columnar import ColumnarFormat, LacksError, widened
 from brimful.sources.compressed import endings
+from brimful.sources.csv import Delimited
 from brimful.sources.format import Format, Position, ReadRequest, ShardReader
 from brimful.sources.formats import FORMATS, format_of
 from brimful.sources.function_format import FunctionFormat, ShardFunction
@@ -29,10 +32,12 @@ from brimful.sources.rotation import OpenShard, Rotation, arrived
 from brimful.sources.urls import Shard, Shards
 from brimful.tables.blocks import Block, rows_at
 from brimful.tables.ragged import EMPTY
-from brimful.tables.schema import infer, type_name
+from brimful.tables.schema import infer, settled, type_name
 
 MAX_THREADS: Final = 32
 """That read shards at once: of one stream, or of several together."""
+SHARDS_ASKED: Final = 16
+"""For their types, where they say these themselves."""
 LEAST_THREADS: Final = 2
 """Of each of several streams, however many there are: one that opens a shard does not hold up the others."""
 
@@ -58,6 +63,7 @@ class FromFiles(Stage[Block]):
     streams: int | None = None
     number: int | None = not_in_state(None)
     inferred: bool = not_in_state(False)  # the schema, by the description that this is a part of
+    csv_options: dict[str, Any] | None = None  # as `checked_options` has them
 
     def __post_init__(self) -> None:
         if self.streams is not None:
@@ -88,6 +94,10 @@ class FromFiles(Stage[Block]):
             newest=lambda: max(((shard.written, shard.url) for shard in self.urls.listed), default=(0.0, "")),
             first_shard=lambda: next((shard.url for shard in self.urls.listed), ""),
         )
+
+    def settings(self) -> dict[str, Any]:
+        """Options of CSV only where there are any, as states had none of them once."""
+        return compared(self, *["csv_options"] * (not self.csv_options))
 
     def start(self, epoch: int) -> State:
         return {"epoch": epoch, "begun": 0, "shards": []}
@@ -207,8 +217,14 @@ class FromFiles(Stage[Block]):
     def _named(self, url: str) -> Format | None:
         """The format of a shard, or of the shards of a glob."""
         if callable(self.format):
-            return FunctionFormat(self.format)
-        return format_of(url) if self.format == "auto" else FORMATS[self.format]
+            form: Format | None = FunctionFormat(self.format)
+        else:
+            form = format_of(url) if self.format == "auto" else FORMATS[self.format]
+        if form is None or self.csv_options is None:
+            return form
+        if not isinstance(form, Delimited):
+            raise ValueError(f"csv_options= applies to the formats csv and tsv, but {url} is read as {form.name}")
+        return form.under(self.csv_options)
 
     def _format(self, shard: Shard) -> Format:
         form = self._named(shard.url)
@@ -247,14 +263,32 @@ class FromFiles(Stage[Block]):
         return schema
 
     def _inferred(self, formats: list[tuple[Shard, Format]]) -> pa.Schema:
-        """The schema of the first 1,000 rows of the first shard that has rows, whatever the epoch or the place of a resume."""
-        with Workers(1, "schema") as workers:
-            for shard, form in formats:
-                if form.schema is None:
-                    found = workers.submit(self._schema_of, shard, form)
-                    schema = arrived(found, shard.url, self.urls.timeout_seconds, f"{form.unit} 1")
-                    if schema is not None:
-                        return schema
+        """The schema of the first 1,000 rows of the first shard that has rows, whatever the epoch or the place of a resume.
+
+        A shard that says its types itself is not alone: its types are widened to those of the 15 shards that follow it in the
+        list, which are asked at once, so that it takes no longer. It is not all shards, which may be 10,000 and far away. So a
+        later one may still have a wider type; then a value of it that the narrower type lacks is an error, never another value.
+        """
+        asked = [(shard, form) for shard, form in formats if form.schema is None]
+        with Workers(SHARDS_ASKED, "schema") as workers:
+            while asked:
+                alone = next(
+                    (n for n, (_, form) in enumerate(asked) if not isinstance(form, ColumnarFormat)), len(asked)
+                )
+                some = asked[: min(max(1, alone), SHARDS_ASKED)]
+                asked = asked[len(some) :]
+                schema: pa.Schema | None = None
+                for found, (shard, form) in [(workers.submit(self._schema_of, *one), one) for one in some]:
+                    try:
+                        own = arrived(found, shard.url, self.urls.timeout_seconds, f"{form.unit} 1")
+                    except LacksError as error:  # in others than the first, such a column is null
+                        if schema is None:
+                            raise
+                        own = error.there
+                    if own is not None:
+                        schema = own if schema is None else widened(schema, own)
+                if schema is not None:
+                    return settled(schema)
         own = (form.schema for _, form in formats if form.schema is not None)
         return next(own, infer([], self.columns, "no shard"))
 

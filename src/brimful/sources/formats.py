@@ -7,7 +7,7 @@ from typing import Final
 from brimful.sources.arrow import Arrow
 from brimful.sources.cbor import Cbor
 from brimful.sources.compressed import endings
-from brimful.sources.csv import Delimited
+from brimful.sources.csv import Delimited, Dialect
 from brimful.sources.format import Format
 from brimful.sources.json_array import JsonArray
 from brimful.sources.jsonl import Jsonl
@@ -32,5 +32,14 @@ def format_of(url: str) -> Format | None:
     return next((form.by_extension() for form in FORMATS.values() if extension in form.extensions), None)
 
 
-for _form in (Jsonl(), JsonArray(), Text(), Delimited("csv", ","), Delimited("tsv", "\t"), Cbor(), Parquet(), Arrow()):
+for _form in (
+    Jsonl(),
+    JsonArray(),
+    Text(),
+    Delimited("csv", Dialect(",")),
+    Delimited("tsv", Dialect("\t")),
+    Cbor(),
+    Parquet(),
+    Arrow(),
+):
     register(_form)

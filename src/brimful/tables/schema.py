@@ -533,11 +533,13 @@ class MisfitError(ValueError):
         return f"{self}; {remedy}"
 
 
-def conform(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def conform(block: pa.RecordBatch, schema: pa.Schema, *, exact: bool = False) -> pa.RecordBatch:
     """A block with the columns and types of a schema. Absent columns are null.
 
     Price: 1 us where the block is as the schema says.
 
+    Args:
+        exact: a float that a narrower type would round is an error too: nobody has asked for that type.
     Raises:
         MisfitError: the schema lacks a column, or a value has no equal in the type of its column.
     """
@@ -549,17 +551,25 @@ def conform(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = []
     for field in schema:
         place = block.schema.get_field_index(field.name)
-        columns.append(pa.nulls(block.num_rows, field.type) if place < 0 else _fitted(block.column(place), field))
+        columns.append(
+            pa.nulls(block.num_rows, field.type) if place < 0 else _fitted(block.column(place), field, exact)
+        )
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
+def _fitted(array: pa.Array, field: pa.Field, exact: bool) -> pa.Array:
+    def cast(values: pa.Array) -> pa.Array:
+        made = _cast(values, field.type)
+        if exact:
+            _refuse_rounding(values, made)
+        return made
+
     with suppress(*UNFIT):
-        return _cast(array, field.type)
+        return cast(array)
 
     def part(first: int, last: int) -> pa.Array:
         """Some rows by themselves: a slice shares the values inside its lists with other rows, and a null may hide a list."""
-        return _cast(as_plain(array, plain(array.type)).take(array_of(np.arange(first, last))), field.type)
+        return cast(as_plain(array, plain(array.type)).take(array_of(np.arange(first, last))))
 
     def row() -> int:
         first, last = 0, len(array)
@@ -576,6 +586,21 @@ def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
         return part(0, len(array))
     except UNFIT as error:
         raise MisfitError(field.name, type_name(array.type), type_name(field.type), str(error), row) from error
+
+
+def _refuse_rounding(array: pa.Array, made: pa.Array) -> None:
+    """Raises Arrow's error where floats are others in the narrower type that they were cast to."""
+    own, kind = array.type, made.type
+    if is_list(own) and is_list(kind):
+        _refuse_rounding(array.flatten(), made.flatten())
+    elif pa.types.is_struct(own) and pa.types.is_struct(kind):
+        for one, part in zip(own, array.flatten()):
+            _refuse_rounding(part, made.flatten()[kind.get_field_index(one.name)])
+    elif pa.types.is_floating(own) and pa.types.is_floating(kind) and own.bit_width > kind.bit_width:
+        before, after = (numpy_of(values.drop_null()) for values in (array, made))
+        changed = (before != after) & ~np.isnan(before)
+        if changed.any():
+            raise pa.ArrowInvalid(f"{before[changed][0]} would be rounded to {after[changed][0]}")
 
 
 def fits(own: pa.DataType, kind: pa.DataType) -> bool:
