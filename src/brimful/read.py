@@ -30,6 +30,7 @@ from brimful.plan.errors import function, names_of, one_of, timeout
 from brimful.plan.mix import Stop
 from brimful.plan.schedule import Schedule, of_names
 from brimful.rows.mixing import Interleave, Zip
+from brimful.sources.cache import cache_in
 from brimful.sources.data_libraries import gives_tables, is_table, refuse_frames, rows_at_hand
 from brimful.sources.files import FromFiles
 from brimful.sources.function_format import ShardFunction
@@ -56,6 +57,8 @@ def from_files(
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
     timeout_seconds: float = 60.0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
 ) -> Dataset:
     """The samples of files (shards). Several shards are read at once, one row of each in turn.
 
@@ -91,6 +94,11 @@ def from_files(
             that hides the next record. Such a shard counts once in `skipped` and once in `skipped_shards`.
         storage_options: options for fsspec.
         timeout_seconds: how long to wait for a shard, with all attempts together. Then a TimeoutError names it.
+        cache_dir: a local folder that keeps what remote files sent, so that the next epoch does not ask for it again.
+            All processes of a machine may share it. It also keeps indexes of gzip files, with which they resume fast
+            (this needs the extra `gzip`). Without it, nothing is kept.
+        cache_bytes: the limit of the cache. What was used longest ago goes first. By default, it takes a tenth of the
+            disk at most.
     Raises:
         ImportError: the format is CBOR and cbor2 is not installed.
         FileNotFoundError: (when run) a name or a glob matches nothing, or a link leads nowhere.
@@ -123,7 +131,7 @@ def from_files(
     kept = None if columns is None else names_of("columns", columns)
     typed = schema if schema is None or isinstance(schema, pa.Schema) else _schema(schema)
     stage = FromFiles(
-        Shards(given, dict(storage_options or {}), timeout_seconds),
+        Shards(given, dict(storage_options or {}), timeout_seconds, cache_in(cache_dir, cache_bytes)),
         format,
         kept,
         typed,
@@ -256,6 +264,8 @@ def from_store(
     seed: int = 42,
     storage_options: Mapping[str, Any] | None = None,
     timeout_seconds: float = 60.0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
 ) -> IndexedDataset:
     """The samples of a token store that `Dataset.to_store(path)` or `brimful tokenize` wrote, as an indexed data set.
 
@@ -273,6 +283,8 @@ def from_store(
         seed: the seed of that order.
         storage_options: options for fsspec.
         timeout_seconds: how long a request may take, with all attempts together. Then a TimeoutError names the file.
+        cache_dir: a local folder that keeps what a remote store sent, as for `from_files`.
+        cache_bytes: the limit of the cache, as for `from_files`.
     Raises:
         ValueError: the store lacks one of the columns.
         FileNotFoundError: there is no store, or it is not finished.
@@ -293,7 +305,7 @@ def from_store(
     (['input_ids'], [7], [2, 1])
     """
     timeout(timeout_seconds)
-    index = StoreIndex.opened(path, columns, storage_options, timeout_seconds)
+    index = StoreIndex.opened(path, columns, storage_options, timeout_seconds, cache_in(cache_dir, cache_bytes))
     return IndexedDataset(FromSequence(index, shuffle, seed), repeat)
 
 

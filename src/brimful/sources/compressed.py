@@ -6,6 +6,7 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -13,6 +14,15 @@ import pyarrow as pa
 
 from brimful.plan.errors import DataError
 from brimful.sources.bytes import READ_BYTES, Bytes
+from brimful.sources.cache import DiskCache
+from brimful.sources.restarts import (
+    SKIPPED_BYTES,
+    Place,
+    ResumedMember,
+    frame_before,
+    point_before,
+    say_read_from_start,
+)
 
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".xz": "xz"}
 
@@ -25,8 +35,8 @@ class Decompressed(Bytes):
     allowed, for damage, and rows along (370 MB/s; by members 350).
     """
 
-    def __init__(self, file: Bytes, kind: str) -> None:
-        self._file, self._kind = file, kind
+    def __init__(self, file: Bytes, kind: str, cache: DiskCache | None = None) -> None:
+        self._file, self._kind, self._cache, self._at = file, kind, cache, 0
         below, member = Until(file), _MEMBERS.get(kind)
         self._stream: Any = (
             pa.CompressedInputStream(pa.PythonFile(below, mode="r"), kind) if member is None else Members(below, member)
@@ -41,7 +51,44 @@ class Decompressed(Bytes):
         if not data:
             self._check()
         buffer[: len(data)] = data
+        self._at += len(data)
         return len(data)
+
+    def skip(self, count: int) -> int:
+        """Goes on from a later place at which the file can be read on, before any byte that is wanted: of gzip by an index in the
+        cache, of zstd at a frame. What follows breaks off where it does when all is read."""
+        if count < SKIPPED_BYTES or self._kind not in ("gzip", "zstd") or not self._file.seekable():
+            return 0
+        was, place = self._file.tell(), None
+        with suppress(Exception):  # which the file keeps, or meets again when it is read
+            place = self._place_before(self._at + count)
+        if place is None or place.at <= self._at:
+            self._file.seek(was)
+            return 0
+        self._stream = self._from(place)
+        skipped, self._at = place.at - self._at, place.at
+        return skipped
+
+    def _place_before(self, at: int) -> Place | None:
+        if self._kind == "gzip":
+            return self._cache and point_before(self._file, at, self._cache, self._count_rest)
+        place = frame_before(self._file, at)
+        if place is None:
+            say_read_from_start()
+        return place
+
+    def _count_rest(self, place: Place) -> int:
+        stream = self._from(place)
+        return sum(len(data) for data in iter(partial(stream.read, READ_BYTES), b""))
+
+    def _from(self, place: Place) -> Any:
+        self._file.seek(place.byte)
+        if self._kind == "gzip":
+            return Members(Until(self._file), GzipMember, ResumedMember(place))
+        below = Until(
+            self._file, -place.byte % READ_BYTES
+        )  # Arrow gives nothing of what it asked for at once and is damaged
+        return pa.CompressedInputStream(pa.PythonFile(below, mode="r"), self._kind)
 
     def compare(self) -> None:
         self._file.compare()
@@ -59,29 +106,33 @@ class Decompressed(Bytes):
 
 
 class Until:
-    """A file up to where it can be read: an error would take along what has been decompressed before it."""
+    """A file up to where it can be read: an error would take along what has been decompressed before it.
+
+    `first`: so many bytes come at once at first, if any; then as many as are asked for.
+    """
 
     closed = False
 
-    def __init__(self, file: Bytes) -> None:
-        self._file = file
+    def __init__(self, file: Bytes, first: int = 0) -> None:
+        self._file, self._first = file, first
 
     def read(self, size: int) -> bytes:
+        size, self._first = min(size, self._first or size), 0
         try:
             return self._file.read(size) or b""
         except Exception:  # which the file keeps
             return b""
 
     def close(self) -> None:
-        self._file.close()
+        """Arrow closes a stream that is given up for another one; the file goes on."""
 
 
 class Members:
     """All members of a file, and zeros after them. (Python's own files take a second one that is damaged for the end.)"""
 
-    def __init__(self, file: Until, begin: Callable[[], _Member]) -> None:
+    def __init__(self, file: Until, begin: Callable[[], _Member], member: _Member | None = None) -> None:
         self._file, self._begin = file, begin
-        self._member: _Member | None = begin()
+        self._member: _Member | None = begin() if member is None else member
         self._rest = b""
 
     def read(self, size: int) -> bytes:
@@ -126,7 +177,7 @@ class GzipMember:
         return self._inflate.decompress(self._inflate.unconsumed_tail + data, max(0, max_length))
 
 
-_Member: TypeAlias = GzipMember | bz2.BZ2Decompressor | lzma.LZMADecompressor
+_Member: TypeAlias = GzipMember | ResumedMember | bz2.BZ2Decompressor | lzma.LZMADecompressor
 _MEMBERS: Final[dict[str, Callable[[], _Member]]] = {
     "gzip": GzipMember,
     "bz2": bz2.BZ2Decompressor,

@@ -20,6 +20,7 @@ import fsspec
 from brimful.plan.errors import timeout
 from brimful.plan.once import once, settings_of
 from brimful.sources.bytes import Bytes, is_local, opened
+from brimful.sources.cache import DiskCache
 from brimful.sources.compressed import COMPRESSIONS, Decompressed
 from brimful.sources.formats import format_of
 from brimful.sources.objects import ObjectStore
@@ -50,6 +51,7 @@ class Shards:
     urls: tuple[str | os.PathLike[str], ...]
     storage_options: dict[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 60.0
+    cache: DiskCache | None = None
 
     def __post_init__(self) -> None:
         timeout(self.timeout_seconds)
@@ -171,9 +173,9 @@ class Shards:
 
     def open(self, shard: Shard) -> Bytes:
         """A shard's bytes, decompressed: then one can only read forward."""
-        file = opened(shard.fs, shard.path, shard.url, self.timeout_seconds)
+        file = opened(shard.fs, shard.path, shard.url, self.timeout_seconds, self.cache)
         kind = COMPRESSIONS.get(os.path.splitext(shard.path)[1])
-        return file if kind is None else Decompressed(file, kind)
+        return file if kind is None else Decompressed(file, kind, self.cache)
 
 
 def _extension(path: str) -> str:
