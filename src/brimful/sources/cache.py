@@ -23,7 +23,7 @@ from secrets import token_hex
 from typing import Any, Final
 from zlib import crc32
 
-from brimful.plan.errors import integer, logger, warn_once
+from brimful.plan.errors import integer, logger
 
 PIECE_BYTES: Final = 256 << 10
 """The size of a piece, but for the last one. By the 1 MB, shuffled rows of a store would bring 4 times as many bytes along; by
@@ -55,6 +55,7 @@ _FOOTER: Final = struct.Struct("<QI8s")  # bytes of content, the checksum of its
 _MARK: Final = b"brimful1"
 _HEAD: Final = struct.Struct("<QQI")  # bytes of all files, at so many bytes of the ledger; the checksum of both
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_SAID: Final[dict[str, object]] = {}
 _FILE_BYTES: Final = PIECE_BYTES + 4 + _FOOTER.size
 
 
@@ -139,7 +140,11 @@ class DiskCache:
             self._quiet_until = time.monotonic() + LOCK_SECONDS
         except OSError as error:
             self._quiet_until = time.monotonic() + PAUSE_SECONDS
-            warn_once("the cache in %s takes nothing more, and reading goes on without it: %s", self.path, error)
+            said = object()
+            if _SAID.setdefault(self.path, said) is said:  # two threads meet an error at once
+                logger.warning(
+                    "the cache in %s takes nothing more, and reading goes on without it: %s", self.path, error
+                )
         finally:
             if file is not None:
                 file.drop()
@@ -224,7 +229,7 @@ class _Folder:
         used, at, checksum = _HEAD.unpack(head)
         if checksum != crc32(head[:-4]):
             return float("inf")
-        return used + (os.fstat(ledger).st_size - at) * _FILE_BYTES
+        return float(used + (os.fstat(ledger).st_size - at) * _FILE_BYTES)
 
     def _evict(self, limit: int) -> None:
         # flock of a descriptor of our own, which leaves out threads too; filelock goes by paths, and by modes of its own.

@@ -71,7 +71,7 @@ class Decompressed(Bytes):
 
     def _place_before(self, at: int) -> Place | None:
         if self._kind == "gzip":
-            return self._cache and point_before(self._file, at, self._cache, self._count_rest)
+            return None if self._cache is None else point_before(self._file, at, self._cache, self._count_rest)
         place = frame_before(self._file, at)
         if place is None:
             say_read_from_start()

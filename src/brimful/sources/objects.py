@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import fsspec.asyn
 import numpy as np
@@ -25,6 +25,7 @@ from brimful.sources.retry import LEAST_ATTEMPTS, OtherContentError, RefusedErro
 from brimful.tables.ragged import distinct
 
 T = TypeVar("T")
+_Numbers: TypeAlias = range  # `ObjectStore` has a method of that name
 
 CONCURRENT: Final = 64
 """Requests at once. More than a file system's own pool holds (10 connections in s3fs, by default) wait in its queue."""
@@ -106,6 +107,7 @@ class ObjectStore:
         self._untold: set[str] = set()  # objects whose replies do not say which content they are of
         self._arriving: dict[tuple[int, str, int], tuple[asyncio.Task[list[memoryview]], int]] = {}
         self._whole: dict[str, KeptFile] = {}  # of a server that sends no parts
+        self._asked_for: set[str] = set()  # objects of which the cache may have been asked for all
         self._gate = asyncio.Semaphore(CONCURRENT if self.at_once else 1)  # of all threads, as all use one loop
 
     def ask(self, name: str, method: str, *args: Any, limited: bool = True, **options: Any) -> Any:
@@ -297,6 +299,12 @@ class ObjectStore:
         self, cache: DiskCache, key: str, one: Object, first: int, last: int, ours: Workers | None
     ) -> memoryview:
         """A range of an object, by the pieces of the cache that it lies in. Those that several want at once come once."""
+        if (
+            one.path not in self._asked_for
+            and (found := await asyncio.to_thread(cache.open, f"{key}-whole")) is not None
+        ):
+            self._whole[one.path] = found
+        self._asked_for.add(one.path)
         if one.path not in self._whole:
             begin = first // kept.PIECE_BYTES
             numbers = range(begin, -(-last // kept.PIECE_BYTES))
@@ -309,14 +317,14 @@ class ObjectStore:
                 start = first - begin * kept.PIECE_BYTES
                 part = data[start : start + last - first]
                 return part if len(numbers) > 1 or len(part) > len(data) // 2 else memoryview(bytes(part))
-        found = await asyncio.to_thread(self._whole[one.path].read, first, last)
-        if found is None:
+        part = await asyncio.to_thread(self._whole[one.path].read, first, last)
+        if part is None:
             del self._whole[one.path]
             raise EOFError(f"what the cache in {cache.path} holds of {one.name} was damaged while it was read")
-        return found
+        return part
 
     def _arrival(
-        self, cache: DiskCache, key: str, one: Object, wanted: range, number: int, ours: Workers | None
+        self, cache: DiskCache, key: str, one: Object, wanted: _Numbers, number: int, ours: Workers | None
     ) -> Any:
         """A piece that is on its way, with those behind it that are wanted and not yet; as many as one request brings."""
         bringer = os.getpid() if ours is None else id(ours)  # nobody brings what was on its way, once it is another one
@@ -342,28 +350,33 @@ class ObjectStore:
         return piece()
 
     async def _arrived(
-        self, cache: DiskCache, key: str, one: Object, numbers: range, ours: Workers | None
+        self, cache: DiskCache, key: str, one: Object, numbers: _Numbers, ours: Workers | None
     ) -> list[memoryview]:
         """Some pieces: of the cache, or of the store, which the cache then has."""
         size = self._seen[one.path].size
         assert size is not None
-        spans = [(number * kept.PIECE_BYTES, min(size, (number + 1) * kept.PIECE_BYTES)) for number in numbers]
         names = [f"{key}-{number:x}" for number in numbers]
-        found = await asyncio.to_thread(
-            lambda: [cache.get(name, end - begin) for name, (begin, end) in zip(names, spans)]
-        )
-        if None not in found:
-            return found
-        absent = [place for place, piece in enumerate(found) if piece is None]
-        first, last = spans[absent[0]][0], spans[absent[-1]][1]
-        data = memoryview(await self._asked(one, first, last, ours))
-        if not self.conditional(one):  # nothing yet has said that these bytes are of this tag
-            await self._tried(one.name, lambda: self._look(one, ours))
-        for place in range(absent[0], absent[-1] + 1):
-            begin, end = spans[place]
-            found[place] = data[begin - first : end - first]
-        await asyncio.to_thread(lambda: [cache.put(names[place], found[place]) for place in absent])
-        return found
+        edges = [*(number * kept.PIECE_BYTES for number in numbers), min(size, numbers.stop * kept.PIECE_BYTES)]
+
+        def of_cache() -> dict[int, memoryview]:
+            found = ((place, cache.get(name, edges[place + 1] - edges[place])) for place, name in enumerate(names))
+            return {place: piece for place, piece in found if piece is not None}
+
+        found = await asyncio.to_thread(of_cache)
+        absent = [place for place in range(len(names)) if place not in found]
+        if absent:
+            first, last = edges[absent[0]], edges[absent[-1] + 1]
+            data = memoryview(await self._asked(one, first, last, ours))
+            if not self.conditional(one):  # nothing yet has said that these bytes are of this tag
+                await self._tried(one.name, lambda: self._look(one, ours))
+            found |= {place: data[edges[place] - first : edges[place + 1] - first] for place in absent}
+
+            def into_cache() -> None:
+                for place in absent:
+                    cache.put(names[place], found[place])
+
+            await asyncio.to_thread(into_cache)
+        return [found[place] for place in range(len(names))]
 
     async def _download(self, cache: DiskCache, key: str, one: Object, refusal: WholeOnlyError) -> None:
         """Has all of an object in the cache, in one file, of a server that sends no parts.

@@ -59,7 +59,7 @@ def point_before(file: Bytes, at: int, kept: DiskCache, count_rest: Callable[[Pl
         return None
     name = f"{key}-index"
     found = kept.open(name)
-    index = found and found.read(0, found.size)
+    index = None if found is None else found.read(0, found.size)
     if index is None:
         index = _index(file, count_rest)
         if index is None:
