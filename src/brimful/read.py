@@ -97,8 +97,8 @@ def from_files(
         cache_dir: a local folder that keeps what remote files sent, so that the next epoch does not ask for it again.
             All processes of a machine may share it. It also keeps indexes of gzip files, with which they resume fast
             (this needs the extra `gzip`). Without it, nothing is kept.
-        cache_bytes: the limit of the cache. What was used longest ago goes first. By default, it takes a tenth of the
-            disk at most.
+        cache_bytes: the limit of the cache. brimful deletes the files that were used longest ago. By default, the cache
+            takes a tenth of the disk at most.
     Raises:
         ImportError: the format is CBOR and cbor2 is not installed.
         FileNotFoundError: (when run) a name or a glob matches nothing, or a link leads nowhere.

@@ -59,15 +59,19 @@ class Decompressed(Bytes):
         cache, of zstd at a frame. What follows breaks off where it does when all is read."""
         if count < SKIPPED_BYTES or self._kind not in ("gzip", "zstd") or not self._file.seekable():
             return 0
-        was, place = self._file.tell(), None
+        was = self._file.tell()
         with suppress(Exception):  # which the file keeps, or meets again when it is read
-            place = self._place_before(self._at + count)
-        if place is None or place.at <= self._at:
-            self._file.seek(was)
-            return 0
-        self._stream = self._from(place)
-        skipped, self._at = place.at - self._at, place.at
-        return skipped
+            place = self._place_before(self._at + count - READ_BYTES)
+            if place is not None and place.at > self._at:
+                stream, step = self._from(place), -place.at % READ_BYTES
+                if (
+                    not step or len(stream.read(step)) == step
+                ):  # a read that meets damage gives nothing: each begins as always
+                    self._stream = stream
+                    skipped, self._at = place.at + step - self._at, place.at + step
+                    return skipped
+        self._file.seek(was)
+        return 0
 
     def _place_before(self, at: int) -> Place | None:
         if self._kind == "gzip":

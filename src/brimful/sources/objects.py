@@ -334,20 +334,23 @@ class ObjectStore:
                 stop += 1
             names = [(bringer, one.path, each) for each in range(number, stop)]
             task = asyncio.ensure_future(self._arrived(cache, key, one, range(number, stop), ours))
-            self._arriving |= {name: (task, place) for place, name in enumerate(names)}
-
-            def over(task: asyncio.Task[list[memoryview]]) -> None:
-                for name in names:
-                    del self._arriving[name]
-                _ = task.cancelled() or task.exception()  # nobody may wait for it any more
-
-            task.add_done_callback(over)
+            self._arrives(task, names)
         task, place = self._arriving[bringer, one.path, number]
 
         async def piece() -> memoryview:
             return (await asyncio.shield(task))[place]
 
         return piece()
+
+    def _arrives(self, task: asyncio.Task[list[memoryview]], names: list[tuple[int, str, int]]) -> None:
+        self._arriving |= {name: (task, place) for place, name in enumerate(names)}
+
+        def over(task: asyncio.Task[list[memoryview]]) -> None:
+            for name in names:
+                del self._arriving[name]
+            _ = task.cancelled() or task.exception()  # nobody may wait for it any more
+
+        task.add_done_callback(over)
 
     async def _arrived(
         self, cache: DiskCache, key: str, one: Object, numbers: _Numbers, ours: Workers | None
@@ -403,8 +406,7 @@ class ObjectStore:
             return []
 
         if arriving not in self._arriving:
-            self._arriving[arriving] = asyncio.ensure_future(come()), 0
-            self._arriving[arriving][0].add_done_callback(lambda _: self._arriving.pop(arriving))
+            self._arrives(asyncio.ensure_future(come()), [arriving])
         await asyncio.shield(self._arriving[arriving][0])
 
     async def _whole_reply(self, cache: DiskCache, name: str, one: Object) -> None:

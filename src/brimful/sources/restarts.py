@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 from brimful.plan.errors import logger
-from brimful.sources.bytes import Bytes
+from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.cache import DiskCache
 
 SKIPPED_BYTES: Final = 8 << 20
@@ -21,7 +21,6 @@ POINT_BYTES: Final = 4 << 20
 """From one point of a gzip file to the next, decompressed: 10 ms, and 32 KB of the index."""
 MOST_POINTS: Final = 100
 """A point every so many parts of the compressed size, where that is more: of 1 GB, 10 MB."""
-STEP_BYTES: Final = 1 << 20
 TRAILER_BYTES: Final = 8
 """After the data of a member: its checksum and size."""
 INDEX_SECONDS: Final = 15.0
@@ -82,15 +81,14 @@ def _index(file: Bytes, count_rest: Callable[[Place], int]) -> memoryview | None
         import indexed_gzip
     except ImportError:
         return None
-    size, until = file.seek(0, io.SEEK_END), time.monotonic() + INDEX_SECONDS
+    size = file.seek(0, io.SEEK_END)
     file.seek(0)
-    exported = io.BytesIO()
+    exported, timed = io.BytesIO(), _Timed(file)
     try:
-        with indexed_gzip.IndexedGzipFile(fileobj=file, spacing=max(POINT_BYTES, size // MOST_POINTS)) as reader:
-            while reader.read(STEP_BYTES):
-                if time.monotonic() > until:
-                    logger.info("no index was made of a gzip file of %d bytes, in %g seconds", size, INDEX_SECONDS)
-                    return None
+        with indexed_gzip.IndexedGzipFile(
+            fileobj=timed, spacing=max(POINT_BYTES, size // MOST_POINTS), readbuf_size=READ_BYTES
+        ) as reader:
+            reader.build_full_index()  # the one way in which it compares the checksums of all members
             reader.export_index(fileobj=exported)
         index = exported.getbuffer()
         last = _last_before(index, _size_in(index) - 1, file)
@@ -100,9 +98,22 @@ def _index(file: Bytes, count_rest: Callable[[Place], int]) -> memoryview | None
             return None
         file.compare()
     except Exception as error:  # of a file that is read from its beginning, then, and has one there too
-        logger.debug("no index was made of a gzip file: %s", error)
+        logger.info("no index was made of a gzip file of %d bytes: %s", size, error)
         return None
     return index
+
+
+class _Timed:
+    """A file that is read for INDEX_SECONDS at most."""
+
+    def __init__(self, file: Bytes) -> None:
+        self.seek, self.tell, self._file = file.seek, file.tell, file
+        self._until = time.monotonic() + INDEX_SECONDS
+
+    def read(self, size: int) -> bytes:
+        if time.monotonic() > self._until:
+            raise TimeoutError(f"it takes more than {INDEX_SECONDS:g} seconds")
+        return self._file.read(size) or b""
 
 
 def _last_before(index: memoryview, at: int, file: Bytes) -> Place | None:
