@@ -61,12 +61,12 @@ class Decompressed(Bytes):
             return 0
         was = self._file.tell()
         with suppress(Exception):  # which the file keeps, or meets again when it is read
-            place = self._place_before(self._at + count - READ_BYTES)
+            aligned = READ_BYTES if self._kind == "zstd" else 1
+            place = self._place_before(self._at + count + 1 - aligned)
             if place is not None and place.at > self._at:
-                stream, step = self._from(place), -place.at % READ_BYTES
-                if (
-                    not step or len(stream.read(step)) == step
-                ):  # a read that meets damage gives nothing: each begins as always
+                # A read of Arrow's that meets damage gives nothing, so each begins where it would from the beginning on.
+                stream, step = self._from(place), -place.at % aligned
+                if not step or len(stream.read(step)) == step:
                     self._stream = stream
                     skipped, self._at = place.at + step - self._at, place.at + step
                     return skipped
