@@ -28,6 +28,7 @@ from brimful.plan.errors import function, names_of, one_of, timeout
 from brimful.plan.mix import Stop
 from brimful.plan.schedule import Schedule, of_names
 from brimful.rows.mixing import Interleave, Zip
+from brimful.sources.cache import cache_in
 from brimful.sources.csv import checked_options
 from brimful.sources.data_libraries import gives_tables, is_table, refuse_frames, rows_at_hand
 from brimful.sources.files import FromFiles
@@ -60,6 +61,8 @@ def from_files(
     compression: str | None = None,
     zstd_window_bytes: int | None = None,
     csv_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
 ) -> Dataset:
     """The samples of files (shards). Several shards are read at once, one row of each in turn.
 
@@ -112,6 +115,11 @@ def from_files(
             such as "latin-1"; UTF-16 is refused. "types": "text" makes every column text. By default, brimful takes
             numbers and bools from the first rows. Dates and times stay text unless `schema` asks for their type, such
             as `{"day": pa.date32()}`.
+        cache_dir: a local folder that keeps what remote files sent, so that the next epoch does not ask for it again.
+            All processes of a machine may share it. It also keeps indexes of gzip files, with which they resume fast
+            (this needs the extra `gzip`). Without it, nothing is kept.
+        cache_bytes: the limit of the cache. brimful deletes the files that were used longest ago. By default, the cache
+            takes a tenth of the disk at most.
     Raises:
         ImportError: the format is CBOR and cbor2 is not installed, or `zstd_window_bytes` and backports.zstd is not.
         FileNotFoundError: (when run) a name or a glob matches nothing, or a link leads nowhere.
@@ -144,7 +152,14 @@ def from_files(
         raise ValueError(f"urls must name at least one file (got {'an empty name' if given else 'none'})")
     kept = None if columns is None else names_of("columns", columns)
     stage = FromFiles(
-        Shards(given, dict(storage_options or {}), timeout_seconds, compression, zstd_window_bytes),
+        Shards(
+            given,
+            dict(storage_options or {}),
+            timeout_seconds,
+            compression,
+            zstd_window_bytes,
+            cache_in(cache_dir, cache_bytes),
+        ),
         format,
         kept,
         asked(schema),
@@ -275,6 +290,8 @@ def from_store(
     seed: int = 42,
     storage_options: Mapping[str, Any] | None = None,
     timeout_seconds: float = 60.0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
 ) -> IndexedDataset:
     """The samples of a token store that `Dataset.to_store(path)` or `brimful tokenize` wrote, as an indexed data set.
 
@@ -292,6 +309,8 @@ def from_store(
         seed: the seed of that order.
         storage_options: options for fsspec.
         timeout_seconds: how long a request may take, with all attempts together. Then a TimeoutError names the file.
+        cache_dir: a local folder that keeps what a remote store sent, as for `from_files`.
+        cache_bytes: the limit of the cache, as for `from_files`.
     Raises:
         ValueError: the store lacks one of the columns.
         FileNotFoundError: there is no store, or it is not finished.
@@ -312,7 +331,7 @@ def from_store(
     (['input_ids'], [7], [2, 1])
     """
     timeout(timeout_seconds)
-    index = StoreIndex.opened(path, columns, storage_options, timeout_seconds)
+    index = StoreIndex.opened(path, columns, storage_options, timeout_seconds, cache_in(cache_dir, cache_bytes))
     return IndexedDataset(FromSequence(index, shuffle, seed), repeat)
 
 

@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 from brimful.core.threads import awaited, pause
 from brimful.plan.errors import DataError
+from brimful.sources.cache import PIECE_BYTES, DiskCache, digest
 from brimful.sources.objects import GAP_BYTES, WHOLE_ONLY, Object, ObjectStore
 from brimful.sources.retry import RefusedError, repeated, without_loop
 
@@ -36,6 +37,15 @@ class Bytes(io.RawIOBase):
 
     failure: Exception | None = None
     until: int | None = None
+
+    @property
+    def identity(self) -> str | None:
+        """A word for this content of this file; None: nothing tells it from another one."""
+        return None
+
+    def skip(self, count: int) -> int:
+        """Passes over some of the next `count` bytes, as many as it need not read; how many."""
+        return 0
 
     @abstractmethod
     def fill(self, buffer: memoryview) -> int:
@@ -94,6 +104,14 @@ class LocalFile(Bytes):
         if was.st_mtime_ns != now.st_mtime_ns:
             raise DataError(f"its {was.st_size:,} bytes were written to after it had been opened; {_REMEDY}")
 
+    @property
+    def identity(self) -> str | None:
+        was = self._was
+        if not self._is_regular:
+            return None
+        path = os.path.realpath(self.name)
+        return digest(path, was.st_dev, was.st_ino, was.st_size, was.st_mtime_ns, was.st_ctime_ns)
+
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         return self._file.seek(offset, whence)
 
@@ -121,9 +139,9 @@ class RemoteFile(Bytes):
     share: 10 of s3fs by default, 100 of HTTP.
     """
 
-    def __init__(self, fs: Any, path: str, url: str, timeout_seconds: float) -> None:
+    def __init__(self, fs: Any, path: str, url: str, timeout_seconds: float, cache: DiskCache | None = None) -> None:
         self._fs, self._timeout, self._object = fs, timeout_seconds, Object(path, url)
-        self._objects = ObjectStore(fs, timeout_seconds)
+        self._objects = ObjectStore(fs, timeout_seconds, cache)
         self._size = self._objects.look(self._object).size
         self._ranges = self._objects.at_once and self._size is not None
         if self._objects.is_http and not self._ranges:
@@ -134,6 +152,10 @@ class RemoteFile(Bytes):
         self._file: BinaryIO | None = None
         self._place = 0
         _OPEN.add(self)
+
+    @property
+    def identity(self) -> str | None:
+        return self._objects.identity(self._object)
 
     def fill(self, buffer: memoryview) -> int:
         wanted = len(buffer) if self._size is None else max(0, min(len(buffer), self._size - self._at))
@@ -177,7 +199,10 @@ class RemoteFile(Bytes):
 
     def _part(self, most: int) -> memoryview | bytes:
         try:
-            return self._ranged(most) if self._ranges else self._streamed(most)
+            if self._ranges:
+                return self._ranged(most)
+            cache, key = self._objects.cache, self.identity
+            return self._streamed(self._at, most) if cache is None or key is None else self._kept(cache, key, most)
         except RefusedError as error:  # a fault of the store, not of the data
             raise OSError(str(error)) from error
 
@@ -207,14 +232,14 @@ class RemoteFile(Bytes):
 
     # -- as a stream -----------------------------------------------------------------------------------------------------
 
-    def _streamed(self, most: int) -> bytes:
+    def _streamed(self, at: int, most: int) -> bytes:
         async def attempt(_: float) -> bytes:
-            if self._file is None or self._place != self._at:
-                self._open()
+            if self._file is None or self._place != at:
+                self._open(at)
             assert self._file is not None
             data = self._file.read(most)
             if not data and self._size is not None:
-                raise EOFError(f"it ended at byte {self._at:,} of {self._size:,}")
+                raise EOFError(f"it ended at byte {at:,} of {self._size:,}")
             self._place += len(data)
             return data
 
@@ -227,18 +252,39 @@ class RemoteFile(Bytes):
 
         return without_loop(repeated(self._object.name, self._timeout, attempt, look, sleep))
 
-    def _open(self) -> None:
+    def _open(self, at: int) -> None:
         """At the place, or where that is not to be had, by reading up to it."""
         if self._file is not None:
             self._file.close()
         self._place = 0
         file = self._file = self._fs.open(self._object.path, "rb")
         with suppress(OSError, ValueError):  # a stream
-            if self._at:
-                file.seek(self._at)
-                self._place = self._at
-        while self._place < self._at and (data := file.read(min(READ_BYTES, self._at - self._place))):
+            if at:
+                file.seek(at)
+                self._place = at
+        while self._place < at and (data := file.read(min(READ_BYTES, at - self._place))):
             self._place += len(data)
+
+    def _kept(self, cache: DiskCache, key: str, most: int) -> memoryview:
+        """Of the piece of the cache that holds the place; or of the stream, whose next bytes the cache then has, once a look
+        has shown that they are of the same content."""
+        assert self._size is not None
+        if not self._first <= self._at < self._first + len(self._block):
+            number = self._at // PIECE_BYTES
+            first, last = number * PIECE_BYTES, min(self._size, (number + 1) * PIECE_BYTES)
+            found = cache.get(f"{key}-{number:x}", last - first)
+            if found is None:
+                last = min(self._size, first + max(1, BLOCK_BYTES // PIECE_BYTES) * PIECE_BYTES)
+                data = bytearray()
+                while len(data) < last - first:
+                    data += self._streamed(first + len(data), last - first - len(data))
+                self._objects.look(self._object)
+                found = memoryview(data)
+                for start in range(0, len(data), PIECE_BYTES):
+                    cache.put(f"{key}-{number + start // PIECE_BYTES:x}", found[start : start + PIECE_BYTES])
+            self._block, self._first = found, first
+        start = self._at - self._first
+        return self._block[start : start + most]
 
 
 _OPEN: Final[WeakSet[RemoteFile]] = WeakSet()
@@ -252,9 +298,9 @@ def _block_bytes() -> int:
 _REMEDY: Final = "leave it as it is while it is read (new data go to new files), and begin anew"
 
 
-def opened(fs: Any, path: str, url: str, timeout_seconds: float) -> Bytes:
-    """A file, here or far away."""
-    return LocalFile(path) if is_local(fs) else RemoteFile(fs, path, url, timeout_seconds)
+def opened(fs: Any, path: str, url: str, timeout_seconds: float, cache: DiskCache | None = None) -> Bytes:
+    """A file, here or far away; `cache`: keeps what comes from there."""
+    return LocalFile(path) if is_local(fs) else RemoteFile(fs, path, url, timeout_seconds, cache)
 
 
 def is_local(fs: Any) -> bool:

@@ -11,6 +11,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -18,6 +19,15 @@ import pyarrow as pa
 
 from brimful.plan.errors import DataError
 from brimful.sources.bytes import READ_BYTES, Bytes, LocalFile
+from brimful.sources.cache import DiskCache
+from brimful.sources.restarts import (
+    SKIPPED_BYTES,
+    Place,
+    ResumedMember,
+    frame_before,
+    point_before,
+    say_read_from_start,
+)
 
 COMPRESSIONS: Final = {
     ".gz": "gzip",
@@ -147,6 +157,10 @@ class Begun(Bytes):
             return len(part) + more
         return len(part)
 
+    @property
+    def identity(self) -> str | None:
+        return self._file.identity
+
     def compare(self) -> None:
         self._file.compare()
 
@@ -178,16 +192,20 @@ class Decompressed(Bytes):
         window_bytes: of zstd, where a frame may ask for more than WINDOW_BYTES: then it is Python's.
     """
 
-    def __init__(self, file: Bytes, kind: str, window_bytes: int | None = None) -> None:
-        self._file, self._kind = file, kind
+    def __init__(self, file: Bytes, kind: str, window_bytes: int | None = None, cache: DiskCache | None = None) -> None:
+        self._file, self._kind, self._cache, self._at = file, kind, cache, 0
         self._most_window = 1 << (max(WINDOW_BYTES, window_bytes or 0) - 1).bit_length()
-        below, member = Until(file), _MEMBERS.get(kind)
-        if kind == "zstd" and window_bytes is not None:
-            self._stream: Any = Members(below, _zstd_member(self._most_window), padding=b"")
-        elif member is not None:
-            self._stream = Members(below, member)
-        else:
-            self._stream = pa.CompressedInputStream(pa.PythonFile(below, mode="r"), kind)
+        self._by_python = kind == "zstd" and window_bytes is not None
+        self._stream: Any = self._begun(Until(file))
+
+    def _begun(self, below: Until) -> Any:
+        """A stream of what follows in the file, which stands at the beginning of a member."""
+        if self._by_python:
+            return Members(below, _zstd_member(self._most_window), padding=b"")
+        member = _MEMBERS.get(self._kind)
+        if member is not None:
+            return Members(below, member)
+        return pa.CompressedInputStream(pa.PythonFile(below, mode="r"), self._kind)
 
     def fill(self, buffer: memoryview) -> int:
         try:
@@ -200,7 +218,46 @@ class Decompressed(Bytes):
         if not data:
             self._check()
         buffer[: len(data)] = data
+        self._at += len(data)
         return len(data)
+
+    def skip(self, count: int) -> int:
+        """Goes on from a later place at which the file can be read on, before any byte that is wanted: of gzip by an index in the
+        cache, of zstd at a frame. What follows breaks off where it does when all is read."""
+        if count < SKIPPED_BYTES or self._kind not in ("gzip", "zstd") or not self._file.seekable():
+            return 0
+        was = self._file.tell()
+        with suppress(Exception):  # which the file keeps, or meets again when it is read
+            aligned = READ_BYTES if self._kind == "zstd" else 1
+            place = self._place_before(self._at + count + 1 - aligned)
+            if place is not None and place.at > self._at:
+                # A read of Arrow's that meets damage gives nothing, so each begins where it would from the beginning on.
+                stream, step = self._from(place), -place.at % aligned
+                if not step or len(stream.read(step)) == step:
+                    self._stream = stream
+                    skipped, self._at = place.at + step - self._at, place.at + step
+                    return skipped
+        self._file.seek(was)
+        return 0
+
+    def _place_before(self, at: int) -> Place | None:
+        if self._kind == "gzip":
+            return None if self._cache is None else point_before(self._file, at, self._cache, self._count_rest)
+        place = frame_before(self._file, at)
+        if place is None:
+            say_read_from_start()
+        return place
+
+    def _count_rest(self, place: Place) -> int:
+        stream = self._from(place)
+        return sum(len(data) for data in iter(partial(stream.read, READ_BYTES), b""))
+
+    def _from(self, place: Place) -> Any:
+        self._file.seek(place.byte)
+        if self._kind == "gzip":
+            return Members(Until(self._file), GzipMember, ResumedMember(place))
+        # Arrow gives nothing of what it asked for at once and is damaged
+        return self._begun(Until(self._file, -place.byte % READ_BYTES))
 
     def compare(self) -> None:
         self._file.compare()
@@ -240,29 +297,35 @@ class Decompressed(Bytes):
 
 
 class Until:
-    """A file up to where it can be read: an error would take along what has been decompressed before it."""
+    """A file up to where it can be read: an error would take along what has been decompressed before it.
+
+    `first`: so many bytes come at once at first, if any; then as many as are asked for.
+    """
 
     closed = False
 
-    def __init__(self, file: Bytes) -> None:
-        self._file = file
+    def __init__(self, file: Bytes, first: int = 0) -> None:
+        self._file, self._first = file, first
 
     def read(self, size: int) -> bytes:
+        size, self._first = min(size, self._first or size), 0
         try:
             return self._file.read(size) or b""
         except Exception:  # which the file keeps
             return b""
 
     def close(self) -> None:
-        self._file.close()
+        """Arrow closes a stream that is given up for another one; the file goes on."""
 
 
 class Members:
     """All members of a file, and zeros after them. (Python's own files take a second one that is damaged for the end.)"""
 
-    def __init__(self, file: Until, begin: Callable[[], _Member], padding: bytes = b"\0") -> None:
+    def __init__(
+        self, file: Until, begin: Callable[[], _Member], member: _Member | None = None, padding: bytes = b"\0"
+    ) -> None:
         self._file, self._begin, self._padding = file, begin, padding
-        self._member: _Member | None = begin()
+        self._member: _Member | None = begin() if member is None else member
         self._rest = b""
 
     def read(self, size: int) -> bytes:
@@ -307,7 +370,7 @@ class GzipMember:
         return self._inflate.decompress(self._inflate.unconsumed_tail + data, max(0, max_length))
 
 
-_Member: TypeAlias = GzipMember | bz2.BZ2Decompressor | lzma.LZMADecompressor
+_Member: TypeAlias = GzipMember | ResumedMember | bz2.BZ2Decompressor | lzma.LZMADecompressor
 _MEMBERS: Final[dict[str, Callable[[], _Member]]] = {
     "gzip": GzipMember,
     "bz2": bz2.BZ2Decompressor,

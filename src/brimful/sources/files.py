@@ -48,7 +48,7 @@ class FromFiles(Stage[Block]):
 
     State: {"epoch", "begun": shards so far, "shards": [{"shard": its turn, and its position by the names of the format} of each
     open one, in turn]}: about 40 bytes an open shard. Of lines a position is "byte" and "line", and a resume reads on from the
-    byte (a compressed shard is decompressed up to there).
+    byte (a compressed shard is decompressed up to there, from its beginning or from the place before it that `skip` finds).
     """
 
     urls: Shards

@@ -104,7 +104,7 @@ class Forward:
         if self._file.seekable():
             self._file.seek(offset)
         else:
-            self._skip = beyond
+            self._skip = beyond - self._file.skip(beyond)
 
     def pass_mark(self) -> None:
         """Passes over a byte order mark, at the beginning of the file."""

@@ -4,13 +4,14 @@ all along, and never waited for without an end."""
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import fsspec.asyn
 import numpy as np
@@ -18,10 +19,13 @@ from numpy.typing import NDArray
 
 from brimful.core.threads import Workers, awaited
 from brimful.plan.errors import DataError
-from brimful.sources.retry import OtherContentError, RefusedError, absent, may_have_changed, repeated
+from brimful.sources import cache as kept
+from brimful.sources.cache import DiskCache, KeptFile
+from brimful.sources.retry import LEAST_ATTEMPTS, OtherContentError, RefusedError, absent, may_have_changed, repeated
 from brimful.tables.ragged import distinct
 
 T = TypeVar("T")
+_Numbers: TypeAlias = range  # `ObjectStore` has a method of that name
 
 CONCURRENT: Final = 64
 """Requests at once. More than a file system's own pool holds (10 connections in s3fs, by default) wait in its queue."""
@@ -32,10 +36,18 @@ PIECE_BYTES: Final = 1 << 20
 CHECK_SECONDS: Final = 60.0
 """How long an object is trusted to be the same where requests cannot be made conditional on it."""
 
+_RUN: Final = PIECE_BYTES // kept.PIECE_BYTES
+"""So many pieces of the cache come by one request."""
+_NOT_PLACES: Final = ("key", "secret", "token", "password", "username", "anon", "auth", "headers", "cookies", "profile")
+"""Options of file systems that do not say where it is; beside them, others at worst keep two caches apart."""
+
 _FILE_BITS: Final = 44  # of a key: files of up to 17 TB
 _PARTIAL: Final = 206
 _RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_TAGS: Final = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime", "created")
+_TAGS: Final = (
+    *("ETag", "etag", "blob_id", "generation"),
+    *("Last-Modified", "LastModified", "last_modified", "mtime", "modify", "created"),
+)
 _REPLY_TAGS: Final = ("ETag", "Last-Modified", "LastModified")
 """Of a reply with content, the strongest first."""
 _S3_OPTIONS: Final = ("RequestPayer", "SSECustomerAlgorithm", "SSECustomerKey", "SSECustomerKeyMD5")
@@ -69,24 +81,33 @@ class Seen(NamedTuple):
     key: str
 
 
+class WholeOnlyError(RefusedError):
+    """The server sends no part of an object."""
+
+
 class ObjectStore:
     """The objects of a file system.
 
     Args:
         fs: of fsspec.
         timeout_seconds: how long one request may take, all attempts together.
+        cache: keeps what comes, in pieces, under the names, sizes and tags of the objects. One without a tag is not kept: a
+            manifest's checksum, of the whole object, could not tell that a piece is of other content.
     """
 
     is_http: bool
 
-    def __init__(self, fs: Any, timeout_seconds: float) -> None:
-        self._fs, self._timeout = fs, timeout_seconds
+    def __init__(self, fs: Any, timeout_seconds: float, cache: DiskCache | None = None) -> None:
+        self._fs, self._timeout, self.cache = fs, timeout_seconds, cache
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
         self.is_http, self._is_s3 = "http" in protocols, "s3" in protocols
         self.at_once: bool = bool(getattr(fs, "async_impl", False) and not fs.asynchronous)
         self._seen: dict[str, Seen] = {}
         self._told: dict[str, dict[str, str]] = {}  # of each object, the tags that its replies were the first to say
         self._untold: set[str] = set()  # objects whose replies do not say which content they are of
+        self._arriving: dict[tuple[int, str, int], tuple[asyncio.Task[list[memoryview]], int]] = {}
+        self._whole: dict[str, KeptFile] = {}  # of a server that sends no parts
+        self._asked_for: set[str] = set()  # objects of which the cache may have been asked for all
         self._gate = asyncio.Semaphore(CONCURRENT if self.at_once else 1)  # of all threads, as all use one loop
 
     def ask(self, name: str, method: str, *args: Any, limited: bool = True, **options: Any) -> Any:
@@ -182,20 +203,22 @@ class ObjectStore:
     # -- requests --------------------------------------------------------------------------------------------------------
 
     async def range(self, one: Object, first: int, last: int, ours: Workers | None = None) -> memoryview:
-        """A range of an object, in pieces where it is long. All ranges of all objects come through here, so that a cache would
-        stand here, by their tags.
+        """A range of an object, in pieces where it is long; out of the cache, by its tag, where there is one. All ranges of all
+        objects come through here.
 
         Args:
             ours: the thread of a file system that has no coroutines.
         """
+        key = self.identity(one)
+        if self.cache is not None and key is not None:
+            return await self._cached(self.cache, key, one, first, last, ours)
         edges = [*range(first, last, PIECE_BYTES), last]
-
-        async def piece(begin: int, end: int) -> bytes:
-            async with self._gate:
-                return await self._tried(one.name, lambda: self._piece(one, begin, end, ours), (one, ours))
-
-        pieces: list[bytes] = await self._all(piece(begin, end) for begin, end in pairwise(edges))
+        pieces = await self._all(self._asked(one, begin, end, ours) for begin, end in pairwise(edges))
         return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    async def _asked(self, one: Object, first: int, last: int, ours: Workers | None) -> bytes:
+        async with self._gate:
+            return await self._tried(one.name, lambda: self._piece(one, first, last, ours), (one, ours))
 
     async def _piece(self, one: Object, first: int, last: int, ours: Workers | None) -> bytes:
         tag = self._strong_tag(one)
@@ -213,10 +236,7 @@ class ObjectStore:
 
     async def _http_piece(self, one: Object, first: int, last: int, tag: str | None) -> bytes:
         """Not by `cat_file`, which takes all that comes, be it the whole of a large file again and again."""
-        headers = {**self._fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
-        headers |= {"Range": f"bytes={first}-{last - 1}"} | ({"If-Match": tag} if tag else {})
-        session = await self._fs.set_session()
-        async with session.get(self._fs.encode_url(one.path), **{**self._fs.kwargs, "headers": headers}) as reply:
+        async with await self._http_reply(one, {"Range": f"bytes={first}-{last - 1}"}, tag) as reply:
             reply.raise_for_status()
             size = size_of(reply)
             if reply.status == _PARTIAL and size is not None:
@@ -225,10 +245,16 @@ class ObjectStore:
                 self.check(one, reply.headers, size)
                 if first or size != last:
                     came = "all" if size is None else f"{size:,}"
-                    raise RefusedError(
+                    raise WholeOnlyError(
                         f"{one.name}: {last - first:,} bytes were asked for and {came} came; {WHOLE_ONLY}"
                     )
             return bytes(await reply.read())
+
+    async def _http_reply(self, one: Object, asked: dict[str, str], tag: str | None) -> Any:
+        headers = {**self._fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", **asked}
+        headers |= {"If-Match": tag} if tag else {}
+        session = await self._fs.set_session()
+        return session.get(self._fs.encode_url(one.path), **{**self._fs.kwargs, "headers": headers})
 
     async def _s3_piece(self, one: Object, first: int, last: int, tag: str) -> bytes:
         """By the client that the file system made: its own `cat_file` takes no conditions."""
@@ -259,6 +285,165 @@ class ObjectStore:
                 f"{one.name} cannot be read by ranges: bytes {first}-{last - 1} were asked for, and the server sent "
                 f"{came or 'it does not say which'}; copy it to a local folder"
             )
+
+    # -- through the cache -----------------------------------------------------------------------------------------------
+
+    def identity(self, one: Object) -> str | None:
+        """A word for the content of an object that was looked at; None: its file system has no tag of it."""
+        seen = self._seen.get(one.path)
+        if seen is None or seen.size is None or not seen.tag:
+            return None
+        return kept.digest(one.name, _where(self._fs.storage_options), seen.size, seen.key, seen.tag)
+
+    async def _cached(
+        self, cache: DiskCache, key: str, one: Object, first: int, last: int, ours: Workers | None
+    ) -> memoryview:
+        """A range of an object, by the pieces of the cache that it lies in. Those that several want at once come once."""
+        if (
+            one.path not in self._asked_for
+            and (found := await asyncio.to_thread(cache.open, f"{key}-whole")) is not None
+        ):
+            self._whole[one.path] = found
+        self._asked_for.add(one.path)
+        if one.path not in self._whole:
+            begin = first // kept.PIECE_BYTES
+            numbers = range(begin, -(-last // kept.PIECE_BYTES))
+            try:
+                pieces = await self._all(self._arrival(cache, key, one, numbers, number, ours) for number in numbers)
+            except WholeOnlyError as error:
+                await self._download(cache, key, one, error)
+            else:
+                data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+                start = first - begin * kept.PIECE_BYTES
+                part = data[start : start + last - first]
+                return part if len(numbers) > 1 or len(part) > len(data) // 2 else memoryview(bytes(part))
+        part = await asyncio.to_thread(self._whole[one.path].read, first, last)
+        if part is None:
+            del self._whole[one.path]
+            raise EOFError(f"what the cache in {cache.path} holds of {one.name} was damaged while it was read")
+        return part
+
+    def _arrival(
+        self, cache: DiskCache, key: str, one: Object, wanted: _Numbers, number: int, ours: Workers | None
+    ) -> Any:
+        """A piece that is on its way, with those behind it that are wanted and not yet; as many as one request brings."""
+        bringer = os.getpid() if ours is None else id(ours)  # nobody brings what was on its way, once it is another one
+        if (bringer, one.path, number) not in self._arriving:
+            stop = number + 1
+            while stop < wanted.stop and stop % _RUN and (bringer, one.path, stop) not in self._arriving:
+                stop += 1
+            names = [(bringer, one.path, each) for each in range(number, stop)]
+            task = asyncio.ensure_future(self._arrived(cache, key, one, range(number, stop), ours))
+            self._arrives(task, names)
+        task, place = self._arriving[bringer, one.path, number]
+
+        async def piece() -> memoryview:
+            return (await asyncio.shield(task))[place]
+
+        return piece()
+
+    def _arrives(self, task: asyncio.Task[list[memoryview]], names: list[tuple[int, str, int]]) -> None:
+        self._arriving |= {name: (task, place) for place, name in enumerate(names)}
+
+        def over(task: asyncio.Task[list[memoryview]]) -> None:
+            for name in names:
+                del self._arriving[name]
+            _ = task.cancelled() or task.exception()  # nobody may wait for it any more
+
+        task.add_done_callback(over)
+
+    async def _arrived(
+        self, cache: DiskCache, key: str, one: Object, numbers: _Numbers, ours: Workers | None
+    ) -> list[memoryview]:
+        """Some pieces: of the cache, or of the store, which the cache then has."""
+        size = self._seen[one.path].size
+        assert size is not None
+        names = [f"{key}-{number:x}" for number in numbers]
+        edges = [*(number * kept.PIECE_BYTES for number in numbers), min(size, numbers.stop * kept.PIECE_BYTES)]
+
+        def of_cache() -> dict[int, memoryview]:
+            found = ((place, cache.get(name, edges[place + 1] - edges[place])) for place, name in enumerate(names))
+            return {place: piece for place, piece in found if piece is not None}
+
+        found = await asyncio.to_thread(of_cache)
+        absent = [place for place in range(len(names)) if place not in found]
+        if absent:
+            first, last = edges[absent[0]], edges[absent[-1] + 1]
+            data = memoryview(await self._asked(one, first, last, ours))
+            if not self.conditional(one):  # nothing yet has said that these bytes are of this tag
+                await self._tried(one.name, lambda: self._look(one, ours))
+            found |= {place: data[edges[place] - first : edges[place + 1] - first] for place in absent}
+
+            def into_cache() -> None:
+                for place in absent:
+                    cache.put(names[place], found[place])
+
+            await asyncio.to_thread(into_cache)
+        return [found[place] for place in range(len(names))]
+
+    async def _download(self, cache: DiskCache, key: str, one: Object, refusal: WholeOnlyError) -> None:
+        """Has all of an object in the cache, in one file, of a server that sends no parts.
+
+        Raises:
+            RefusedError: the cache does not take it.
+        """
+        name, arriving = f"{key}-whole", (os.getpid(), one.path, -1)
+        size, limit = self._seen[one.path].size or 0, cache.limit
+        if size > limit:
+            raise RefusedError(
+                f"{refusal}. It has {size:,} bytes and the limit of the cache is {limit:,}; raise cache_bytes"
+            )
+
+        async def come() -> list[memoryview]:
+            found = await asyncio.to_thread(cache.open, name)
+            if found is None:
+                async with self._gate:
+                    await self._tried(one.name, lambda: self._whole_reply(cache, name, one), (one, None), limited=False)
+                found = await asyncio.to_thread(cache.open, name)
+            if found is None or found.size != size:
+                raise RefusedError(f"{refusal}. (The cache in {cache.path} did not keep it)")
+            self._whole[one.path] = found
+            return []
+
+        if arriving not in self._arriving:
+            self._arrives(asyncio.ensure_future(come()), [arriving])
+        await asyncio.shield(self._arriving[arriving][0])
+
+    async def _whole_reply(self, cache: DiskCache, name: str, one: Object) -> None:
+        """Writes an object to the cache while it comes; each part of it in the time of a request."""
+        size, held = self._seen[one.path].size, bytearray()
+        try:
+            file = await asyncio.to_thread(cache.begin, name)
+        except OSError as error:
+            raise RefusedError(f"{one.name} cannot be kept in the cache in {cache.path}: {error}") from error
+        try:
+            async with await self._http_reply(one, {}, self._strong_tag(one)) as reply:
+                reply.raise_for_status()
+                self.check(one, reply.headers, size_of(reply))
+                while True:
+                    async with asyncio.timeout(self._timeout / LEAST_ATTEMPTS):
+                        more = await reply.content.read(kept.PIECE_BYTES)
+                    held += more
+                    while len(held) >= kept.PIECE_BYTES or (held and not more):
+                        block = memoryview(bytes(held[: kept.PIECE_BYTES]))
+                        del held[: kept.PIECE_BYTES]
+                        try:
+                            await asyncio.to_thread(file.add, block)
+                        except OSError as error:
+                            raise RefusedError(
+                                f"{one.name} cannot be kept in the cache in {cache.path}: {error}"
+                            ) from error
+                    if not more:
+                        break
+            if file.size != size:
+                raise EOFError(f"{size:,} bytes were promised and {file.size:,} came")
+            if not self.conditional(one):
+                await self._look(one, None)
+            await asyncio.to_thread(file.seal)
+        finally:
+            file.drop()
+
+    # --------------------------------------------------------------------------------------------------------------------
 
     def _strong_tag(self, one: Object) -> str | None:
         """The tag that requests are made conditional on. If-Match never holds for a weak tag (W/"...")."""
@@ -383,8 +568,19 @@ def merged(spans: Spans) -> tuple[Spans, NDArray[np.int64]]:
     return Spans(firsts[begins] >> _FILE_BITS, firsts[begins] & mask, reach[ends] & mask), which
 
 
+def _where(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Of the options of a file system, those that may say where it is, and which others have too: no secrets, no objects."""
+    plain = [(name, _where(value) if isinstance(value, Mapping) else value) for name, value in options.items()]
+    return sorted(
+        (name, value)
+        for name, value in plain
+        if isinstance(value, str | int | list) and value != [] and name not in _NOT_PLACES
+    )
+
+
 WHOLE_ONLY: Final = (
-    "the web server does not send ranges of bytes, so a file could not be resumed. Download it first, to a local folder"
+    "the web server does not send ranges of bytes, so a file could not be resumed. Download it first, to a local folder; or "
+    "give cache_dir=, which then keeps it whole"
 )
 _ANEW: Final = "leave it as it is while it is read, and begin anew"
 

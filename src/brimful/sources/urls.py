@@ -25,6 +25,7 @@ from brimful.core.threads import Workers, awaited
 from brimful.plan.errors import check_count, one_of, timeout
 from brimful.plan.once import once, settings_of
 from brimful.sources.bytes import READ_BYTES, Bytes, is_local, opened
+from brimful.sources.cache import DiskCache
 from brimful.sources.compressed import (
     COMPRESSIONS,
     KINDS,
@@ -70,6 +71,7 @@ class Shards:
     Args:
         compression: of all shards; None: as their first bytes say, or else their names.
         zstd_window_bytes: the longest window that a frame may have; None: Arrow's.
+        cache: keeps what remote files send.
     """
 
     urls: tuple[str | os.PathLike[str], ...]
@@ -77,6 +79,7 @@ class Shards:
     timeout_seconds: float = 60.0
     compression: str | None = None
     zstd_window_bytes: int | None = None
+    cache: DiskCache | None = None
 
     def __post_init__(self) -> None:
         timeout(self.timeout_seconds)
@@ -244,14 +247,14 @@ class Shards:
             resumed: it will be read from a later byte on, unless it is compressed. Then a look at the first ones is a request
                 of its own.
         """
-        file = opened(shard.fs, shard.path, shard.url, self.timeout_seconds)
+        file = opened(shard.fs, shard.path, shard.url, self.timeout_seconds, self.cache)
         kind = self.compression if may_be_compressed else "none"
         if kind is None:
             _, named = endings(shard.url)
             resumed = resumed and named is None
             file, first = begun(file, MAGIC_BYTES if resumed else READ_BYTES, resumed)
             kind = compression_of(first, named) or "none"
-        return file if kind == "none" else Decompressed(file, kind, self.zstd_window_bytes)
+        return file if kind == "none" else Decompressed(file, kind, self.zstd_window_bytes, self.cache)
 
 
 def _printable(name: str) -> str:

@@ -19,6 +19,7 @@ from brimful.core.threads import Workers, awaited
 from brimful.index.index import RowSet
 from brimful.plan.errors import DataError
 from brimful.plan.once import once
+from brimful.sources.cache import DiskCache
 from brimful.sources.objects import Object, ObjectStore, Spans
 from brimful.store.folder import Folder, Ranges, numpy_file
 from brimful.store.manifest import SidecarFile
@@ -41,11 +42,13 @@ class RemoteFolder(Folder):
 
     gap_bytes = 0  # `ObjectStore` joins near ranges, since it knows the bytes
 
-    def __init__(self, url: str, storage_options: Mapping[str, Any], timeout_seconds: float) -> None:
+    def __init__(
+        self, url: str, storage_options: Mapping[str, Any], timeout_seconds: float, cache: DiskCache | None = None
+    ) -> None:
         super().__init__(url.rstrip("/"))
         fs, root = fsspec.core.url_to_fs(self.path, **storage_options)
         self._root = root.rstrip("/")
-        self._objects = ObjectStore(fs, timeout_seconds)
+        self._objects = ObjectStore(fs, timeout_seconds, cache)
         self._arrays: dict[str, NDArray[Any]] = {}
         self._sums: dict[str, NDArray[np.int64]] = {}
         self._kept: dict[tuple[Any, ...], Block] = {}
