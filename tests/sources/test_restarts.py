@@ -95,7 +95,7 @@ def test_from_any_place_come_the_bytes_that_follow_it(tmp_path: Path, name: str)
     path.write_bytes(data)
     far = 0
     for _ in range(60):
-        file = Decompressed(LocalFile(str(path)), kind_of(data), DiskCache(str(tmp_path)))
+        file = Decompressed(LocalFile(str(path)), kind_of(data), cache=DiskCache(str(tmp_path)))
         at = rng.choice([0, 0, 100, 200_000])
         begun = b"".join(itertools.islice(rest(file), at // reading.READ_BYTES))
         target = rng.randrange(len(begun), len(TEXT) + 1)
@@ -121,13 +121,13 @@ def test_a_damaged_file_breaks_off_at_the_same_byte_with_the_same_words(tmp_path
         else:
             if damage != "cut":
                 path.write_bytes(data)
-                Decompressed(LocalFile(str(path)), kind_of(data), DiskCache(str(tmp_path))).skip(500_000)
+                Decompressed(LocalFile(str(path)), kind_of(data), cache=DiskCache(str(tmp_path))).skip(500_000)
             del data[place:]
         path.write_bytes(data)
         whole = b"".join(rest(Decompressed(LocalFile(str(path)), kind_of(data))))
         for _ in range(3):
             target = rng.randrange(len(whole) // 2)
-            file = Decompressed(LocalFile(str(path)), kind_of(data), DiskCache(str(tmp_path)))
+            file = Decompressed(LocalFile(str(path)), kind_of(data), cache=DiskCache(str(tmp_path)))
             skipped = file.skip(target)
             assert b"".join(rest(file)) == whole[skipped:]
 
@@ -195,7 +195,7 @@ def test_an_index_is_made_once_and_again_when_the_file_is_another(
     for text in (TEXT, TEXT.replace(b"text", b"TEXT")):
         path.write_bytes(gzip.compress(text))
         for target in (600_000, 900_000):
-            file = Decompressed(LocalFile(str(path)), "gzip", DiskCache(str(tmp_path)))
+            file = Decompressed(LocalFile(str(path)), "gzip", cache=DiskCache(str(tmp_path)))
             skipped = file.skip(target)
             assert skipped > target - 200_000
             assert b"".join(rest(file)) == text[skipped:]
@@ -209,7 +209,7 @@ def test_without_a_cache_or_the_package_a_gzip_file_is_read_from_its_beginning(
     path.write_bytes(FILES["one member"])
     assert Decompressed(LocalFile(str(path)), "gzip").skip(900_000) == 0
     monkeypatch.setitem(__import__("sys").modules, "indexed_gzip", None)
-    file = Decompressed(LocalFile(str(path)), "gzip", DiskCache(str(tmp_path)))
+    file = Decompressed(LocalFile(str(path)), "gzip", cache=DiskCache(str(tmp_path)))
     assert file.skip(900_000) == 0
     assert b"".join(rest(file)) == TEXT
 

@@ -9,12 +9,12 @@ files, and evict none; diskcache has a database, which is slow and unsafe on net
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
 import stat
 import struct
+import sys
 import time
 import weakref
 from collections.abc import Sequence
@@ -24,6 +24,9 @@ from typing import Any, Final
 from zlib import crc32
 
 from brimful.plan.errors import integer, logger
+
+if sys.platform != "win32":
+    import fcntl
 
 PIECE_BYTES: Final = 256 << 10
 """The size of a piece, but for the last one. By the 1 MB, shuffled rows of a store would bring 4 times as many bytes along; by
@@ -54,7 +57,8 @@ _PART: Final = re.compile(r"[0-9a-f]{16}\.part")
 _FOOTER: Final = struct.Struct("<QI8s")  # bytes of content, the checksum of its name and checksums, a mark
 _MARK: Final = b"brimful1"
 _HEAD: Final = struct.Struct("<QQI")  # bytes of all files, at so many bytes of the ledger; the checksum of both
-_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OURS: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OURS
 _SAID: Final[dict[str, object]] = {}
 _FILE_BYTES: Final = PIECE_BYTES + 4 + _FOOTER.size
 
@@ -113,7 +117,7 @@ class DiskCache:
         """A file of the cache; None: there is none that is whole."""
         try:
             at = self._opened().descriptor
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+            descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _OURS, dir_fd=at)
         except OSError:
             return None
         file = _sealed(descriptor, name)
@@ -196,11 +200,11 @@ class _Folder:
         with suppress(FileExistsError):
             os.makedirs(path, exist_ok=True)
             os.mkdir(ours)
-        self.descriptor: Final = os.open(ours, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self.descriptor: Final = os.open(ours, os.O_RDONLY | os.O_DIRECTORY | _OURS)
         weakref.finalize(self, os.close, self.descriptor)
         self.ledger: int | None = None
         with suppress(OSError):
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | _OURS
             self.ledger = os.open(_LEDGER, flags, 0o666, dir_fd=self.descriptor)
             weakref.finalize(self, os.close, self.ledger)
         for name, text in _TEXTS.items():
@@ -233,7 +237,7 @@ class _Folder:
 
     def _evict(self, limit: int) -> None:
         # flock of a descriptor of our own, which leaves out threads too; filelock goes by paths, and by modes of its own.
-        ledger = os.open(_LEDGER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.descriptor)
+        ledger = os.open(_LEDGER, os.O_RDWR | _OURS, dir_fd=self.descriptor)
         try:
             _lock(ledger)
             if self._used(ledger) <= limit:
@@ -317,6 +321,8 @@ def cache_in(cache_dir: str | os.PathLike[str] | None, cache_bytes: int | None) 
         if cache_bytes is not None:
             raise ValueError("cache_bytes= is the limit of a cache, which needs cache_dir=")
         return None
+    if sys.platform == "win32":
+        raise ValueError("cache_dir= needs locks and folders of a POSIX system, which Windows has not")
     return DiskCache(os.fspath(cache_dir), cache_bytes)
 
 
