@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -22,11 +22,13 @@ from brimful.sources.bytes import READ_BYTES, Bytes, LocalFile
 from brimful.sources.cache import DiskCache
 from brimful.sources.restarts import (
     SKIPPED_BYTES,
+    Frame,
     Place,
     ResumedMember,
     frame_before,
     point_before,
     say_read_from_start,
+    zstd_frames,
 )
 
 COMPRESSIONS: Final = {
@@ -288,7 +290,7 @@ class Decompressed(Bytes):
             "(pip install 'brimful[zstd]')"
         )
 
-    def _frames(self) -> Iterator[_Frame]:
+    def _frames(self) -> Iterator[Frame]:
         return zstd_frames(self._file) if self._file.seekable() else iter(())
 
     def close(self) -> None:
@@ -406,50 +408,3 @@ def _zstd_member(window_bytes: int) -> Callable[[], Any]:
     zstd = _python_zstd()
     options = {zstd.DecompressionParameter.window_log_max: window_bytes.bit_length() - 1}
     return partial(zstd.ZstdDecompressor, options=options)
-
-
-class _Frame(NamedTuple):
-    """What a frame of zstd asks for: bytes of a window, and a dictionary (0: none)."""
-
-    window: int
-    dictionary: int
-
-
-def zstd_frames(file: Bytes) -> Iterator[_Frame]:
-    """The frames of a file by their headers, up to the first that is damaged."""
-    at = 0
-
-    def take(size: int) -> bytes:
-        nonlocal at
-        file.seek(at)
-        data = file.read(size) or b""
-        at += size
-        if len(data) < size:
-            raise EOFError
-        return data
-
-    def number(size: int) -> int:
-        return int.from_bytes(take(size), "little")
-
-    try:
-        while True:
-            magic = take(4)
-            if _SKIPPABLE.match(magic):
-                size = number(4)
-                at += size
-                continue
-            if magic != _FIRST["zstd"]:
-                return
-            flags = number(1)
-            single = flags >> 5 & 1
-            exponent, eighths = divmod(0 if single else number(1), 8)
-            dictionary = number((0, 1, 2, 4)[flags & 3])
-            content = number((single, 2, 4, 8)[flags >> 6]) + 256 * (flags >> 6 == 1)
-            yield _Frame(content if single else (8 + eighths) << (exponent + 7), dictionary)
-            last = 0
-            while not last:
-                last, kind, size = (block := number(3)) & 1, block >> 1 & 3, block >> 3
-                at += 1 if kind == 1 else size
-            at += 4 * (flags >> 2 & 1)
-    except Exception:  # what is wrong has been found already
-        return

@@ -6,7 +6,8 @@ import io
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import takewhile
 from typing import Final, NamedTuple
@@ -179,47 +180,65 @@ _PREFIXES: Final = {  # Python's zlib begins at a whole byte only: blocks withou
 # -- zstd ------------------------------------------------------------------------------------------------------------------
 
 
+class Frame(NamedTuple):
+    """A frame of zstd: the byte at which it begins, how many bytes it holds (None: it does not say), and what it asks for: bytes
+    of a window, and a dictionary (0: none)."""
+
+    byte: int
+    content: int | None
+    window: int = 0
+    dictionary: int = 0
+
+
+def zstd_frames(file: Bytes) -> Iterator[Frame]:
+    """The frames of a file by their headers, up to the first that is damaged."""
+    at = 0
+
+    def number(size: int) -> int:
+        nonlocal at
+        file.seek(at)
+        data = file.read(size) or b""
+        at += size
+        if len(data) < size:
+            raise EOFError
+        return int.from_bytes(data, "little")
+
+    with suppress(Exception):  # what is wrong has been found already, or will be when it is read
+        while True:
+            begin, mark = at, number(4)
+            if mark & ~0xF == _SKIPPABLE:
+                size = number(4)  # which moves on by itself
+                at += size
+                yield Frame(begin, 0)
+                continue
+            if mark != _FRAME:
+                return
+            flags = number(1)
+            single = flags >> 5 & 1
+            exponent, eighths = divmod(0 if single else number(1), 8)
+            dictionary = number((0, 1, 2, 4)[flags & 3])
+            width = (single, 2, 4, 8)[flags >> 6]
+            content = number(width) + 256 * (width == 2) if width else None
+            window = content if single and content is not None else (8 + eighths) << (exponent + 7)
+            yield Frame(begin, content, window, dictionary)
+            last = 0
+            while not last:
+                last, kind, size = (block := number(3)) & 1, block >> 1 & 3, block >> 3
+                at += 1 if kind == _RLE else size
+            at += 4 * (flags >> 2 & 1)
+
+
 def frame_before(file: Bytes, at: int) -> Place | None:
     """The last frame of a zstd file that begins at or before a byte, so far as the frames before it say how many bytes they
     hold. None: it is the first one, or the file is damaged before it."""
-    size = file.seek(0, io.SEEK_END)
-    place, byte, begin = None, 0, 0
-    while (frame := _frame(file, byte, size)) is not None and begin + frame[1] <= at:
-        byte, begin = frame[0], begin + frame[1]
-        place = Place(begin, byte)
+    place, begin = None, 0
+    for frame in zstd_frames(file):
+        if frame.byte:
+            place = Place(begin, frame.byte)
+        if frame.content is None or begin + frame.content > at:
+            break
+        begin += frame.content
     return place
-
-
-def _frame(file: Bytes, byte: int, size: int) -> tuple[int, int] | None:
-    """Where a frame ends, and how many bytes it holds; of the last one of a file, or one that does not say it, None."""
-    head = _read(file, byte, 18)
-    mark = int.from_bytes(head[:4], "little")
-    if mark & 0xFFFFFFF0 == _SKIPPABLE and len(head) >= 8:
-        end, content = byte + 8 + int.from_bytes(head[4:8], "little"), 0
-    elif mark == _FRAME and len(head) == 18:
-        kind = head[4]
-        single = kind >> 5 & 1
-        at = 5 + (not single) + (0, 1, 2, 4)[kind & 3]
-        width = (single, 2, 4, 8)[kind >> 6]
-        if not width:
-            return None
-        content = int.from_bytes(head[at : at + width], "little") + (256 if width == 2 else 0)
-        end, last = byte + at + width, 0
-        while not last:
-            block = int.from_bytes(_read(file, end, 3), "little")
-            last = block & 1
-            end += 3 + (1 if block >> 1 & 3 == _RLE else block >> 3)
-            if end > size:
-                return None
-        end += 4 * (kind >> 2 & 1)
-    else:
-        return None
-    return (end, content) if end < size else None
-
-
-def _read(file: Bytes, byte: int, count: int) -> bytes:
-    file.seek(byte)
-    return file.read(count) or b""
 
 
 _FRAME: Final = 0xFD2FB528
