@@ -229,8 +229,9 @@ class Dataset:
                 functions that compute in Python. cloudpickle sends them to the workers, so functions from your script
                 work too. Blocks travel as Arrow IPC.
             prefetch_factor: how many parts of blocks each worker may work on, or hold ready, before they are needed.
-            schema: the type of every column of the results, as for `from_files`. By default, the first results show them.
-                Objects stay as they are, if JSON gives them back unchanged. Others become structs.
+            schema: the type of every column of the results, as for `from_files`. By default, the first results show
+                them, also if the source has a `schema`. float32 and int8 then become float64 and int64. Objects stay as
+                they are, if JSON gives them back unchanged. Others become structs.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
@@ -325,8 +326,8 @@ class Dataset:
         change its columns and its number of rows.
 
         `fn` must not depend on where blocks begin and end. A column of objects is JSON text, of Arrow's type `json`.
-        `column.cast(pa.string())` gives the text. `schema=` of the source can ask for a struct instead. Price: the
-        time of `fn`, and nothing for each sample.
+        `column.cast(pa.string())` gives the text, and `text.cast(pa.json_())` such a column. `schema=` of the source
+        can ask for a struct instead. Price: the time of `fn`, and nothing for each sample.
         Workers are as for `map`. Each worker gets whole blocks.
 
         >>> import brimful as bf

@@ -87,7 +87,7 @@ def from_files(
             int64. Later rows are cast, or raise an error. Floats are rounded only to a type that you give here. A
             missing column is null (in CSV an error). Columns of JSON lines and CBOR that hold objects stay as they were
             written: samples have what `json.loads` gives. `"json"` asks for that in any column, and `pa.struct` for one
-            type of all objects.
+            type of all objects. Other names, such as "int64", are those of pyarrow.
         repeat: run the whole chain again and again, each time with the next epoch. Batches and chunks in arrival order
             continue across epochs (`batch(n)` without a window, `concat_chunk`, `pack_chunk`). Windows that sort, pack
             or shuffle do so only after `concat_chunk`. 1,000 epochs in a row without a sample are a DataError.
@@ -114,7 +114,7 @@ def from_files(
             is data; the columns are then f0, f1 and so on. Or a list of names for a file without a header. "encoding":
             such as "latin-1"; UTF-16 is refused. "types": "text" makes every column text. By default, brimful takes
             numbers and bools from the first rows. Dates and times stay text unless `schema` asks for their type, such
-            as `{"day": pa.date32()}`.
+            as `{"city": pa.string(), "day": pa.date32()}`.
         cache_dir: a local folder that keeps what remote files sent, so that the next epoch does not ask for it again.
             All processes of a machine may share it. It also keeps indexes of gzip files, with which they resume fast
             (this needs the extra `gzip`). Without it, nothing is kept.

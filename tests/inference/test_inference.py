@@ -516,12 +516,14 @@ def test_results_that_parquet_would_lose_or_change_are_refused_or_kept(tmp_path:
     with pytest.raises(ValueError, match="results that are dicts without keys cannot be written as Parquet"):
         run([{}, {}], "a.parquet")
     with pytest.raises(ValueError, match=r"results cannot be written as Parquet \(.*struct.*JSON lines"):
-        run([{"a": {}}, {"a": {}}], "b.parquet")
+        run([{"a": {"b": b"", "c": {}}}] * 2, "b.parquet")
     with pytest.raises(ValueError, match=r"does not fit those before it: \{'a': 1\} is a dict, and others are not"):
         run([1, {"a": 1}], "c.parquet")
     with pytest.raises(ValueError, match="does not fit those before it: 1 is no dict, and others are; return one kind"):
         run([{"a": 1}, 1], "d.parquet")
-    for number, results in enumerate([[{"result": 1}, {"result": 2}], [1, 2], [{"a": 1}, {}], [b"a", b"b"]]):
+    for number, results in enumerate(
+        [[{"result": 1}, {"result": 2}], [1, 2], [{"a": 1}, {}], [b"a", b"b"], [{"a": {}}, {"a": {"b": None}}]]
+    ):
         expected = [one if isinstance(one, dict) else {"result": one} for one in results]
         expected = [{"a": 1}, {"a": None}] if number == 2 else expected
         for _ in range(2):

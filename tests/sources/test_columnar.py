@@ -279,7 +279,7 @@ def test_a_float_is_never_rounded_to_a_type_that_nobody_asked_for(
     assert [next(it)["x"] for _ in range(2)] == [1.5, 2.5]
     message = (
         rf"^shard b\{kind}, row 2: column 'x' is float by the schema but double here \(0\.1 would be rounded to 0\.1\d*\); "
-        r"say its type in schema=, or leave the column out with columns=$"
+        r"say its type in schema= \('x': 'double'\), or leave the column out with columns=$"
     )
     with pytest.raises(bf.DataError, match=message):
         next(it)
@@ -324,7 +324,7 @@ def test_shards_behind_the_first_are_cast_to_their_types_or_say_what_does_not_fi
     assert [next(it)["x"] for _ in range(3)] == [1, 2, 3]
     message = (
         rf"^shard b\{kind}, row 2: column 'x' is int32 by the schema but int64 here \(Integer value 1099511627776 not in "
-        r"range: .*\); say its type in schema=, or leave the column out with columns=$"
+        r"range: .*\); say its type in schema= \('x': 'int64'\), or leave the column out with columns=$"
     )
     with pytest.raises(bf.DataError, match=message):
         next(it)

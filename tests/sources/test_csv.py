@@ -130,7 +130,8 @@ def test_columns_are_told_by_name_in_any_order(tmp_path: Path) -> None:
         (b"a,b,c", r"column 'c' of the header is not in the schema \(a, b\). Without schema=, the first 1,000 "
                    r"rows decide it; name it in schema=, or leave the column out with columns="),
         (b"a,b,a", r"the header names 'a' twice \(a, b, a\); rename one of them"),
-        (b"a,b\xff", r"the header is no UTF-8: byte 0xff in a name"),
+        (b"a,b\xff", r"the header is no UTF-8: byte 0xff in a name; say how the file is written, as "
+                   r"csv_options=\{'encoding': 'latin-1'\}"),
         (b'a,"b', r"this shard has no header: a quoted field begins here and does not end before the shard ends; close it, or "
                   r"double the quotes in it"),
     ],

@@ -184,7 +184,7 @@ BAD = [
     (b'{"id": "2"}', "column 'id' is int64 by the schema but string here; say its type in schema=, or"),
     (
         b'{"id": 2, "text": "\\ud800"}',
-        "column 'text' is string by the schema but text here (it has half a surrogate pair",
+        "column 'text' is string by the schema but text with half a surrogate pair here",
     ),
     (
         b'{"id": 2, "new": 1}',

@@ -128,8 +128,8 @@ def same(made: Any, given: Any) -> None:
         (b'{"a": 1, "a": 2}', "JSON parse error: Column(/a) was specified twice"),
         (
             b'{"t": "\\ud800"}',
-            "column 't' is string by the schema but text here (it has half a surrogate pair, "
-            "which is no character: it was cut within one); say its type in schema= ('t': 'json')",
+            "column 't' is string by the schema but text with half a surrogate pair here (it was cut within a character; "
+            "on_error='skip' leaves such rows out); say its type in schema= ('t': 'json')",
         ),
         (b'{"a": "1"}', "column 'a' is int64 by the schema but string here"),
         (b'{"a": 1.5}', "column 'a' is int64 by the schema but double here"),

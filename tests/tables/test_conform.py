@@ -113,8 +113,8 @@ WAYS: Final[dict[str, tuple[Way, str, str]]] = {
     ),
     "arrow": (
         arrow,
-        "shard a.arrow, row {line}: column 'x' is {wanted} by the schema but {found} here{why}; say its type in schema=, or "
-        "leave the column out with columns=",
+        "shard a.arrow, row {line}: column 'x' is {wanted} by the schema but {found} here{why}; say its type in "
+        "schema={asked}, or leave the column out with columns=",
         "shard a.arrow, row 1: column 'z' is not in the schema (x). Without schema=, the first shard decides it; "
         "name it in schema=, or leave the column out with columns=",
     ),
@@ -145,6 +145,7 @@ class Case(NamedTuple):
         values: those that it has then.
         value: the first one that does not fit, in words.
         told: words of certain ways.
+        asked: the type that would hold both, where it is told.
     """
 
     first: pa.Array
@@ -154,6 +155,7 @@ class Case(NamedTuple):
     values: list[Any] | None = None
     value: str = ""
     told: Mapping[str, str] = MappingProxyType({})
+    asked: str = ""
 
 
 DAY, NOON = dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, 12, 0, 0, 7)
@@ -164,14 +166,14 @@ CASES: Final = {
     "the same": Case(INT, pa.array([1, 2]), fits=ALL),
     "null": Case(INT, pa.nulls(2), fits=ALL),
     "a narrower type": Case(pa.array([1], pa.int8()), pa.array([1, 2]), fits=ALL),
-    "a number too large": Case(pa.array([1], pa.int8()), pa.array([1, 300]), 1),
+    "a number too large": Case(pa.array([1], pa.int8()), pa.array([1, 300]), 1, asked="int64"),
     "whole floats": Case(INT, pa.array([1.0, 2.0]), fits="joined map_blocks tables store"),
     "floats": Case(INT, pa.array([1.5, 2.0])),
     "integers": Case(FLOAT, pa.array([1, 2]), fits=ALL),
     "an integer that is rounded": Case(
         FLOAT, pa.array([1, 2**53 + 1]), 1, value="the integer 9007199254740993, which it would round,"
     ),
-    "a float beyond its type": Case(pa.array([0.5], pa.float32()), pa.array([1.0, 1e300]), 1),
+    "a float beyond its type": Case(pa.array([0.5], pa.float32()), pa.array([1.0, 1e300]), 1, asked="double"),
     "text for a number": Case(INT, pa.array(["1", "2"])),
     "a number for text": Case(TEXT, pa.array([1, 2])),
     "large text": Case(TEXT, pa.array(["a", "b"], pa.large_string()), fits=ALL),
@@ -238,6 +240,7 @@ def test_a_column_fits_the_type_before_it_or_is_an_error_with_both(name: str, wa
         "wanted": type_name(case.first.type),
         "row": case.row,
         "line": case.row + 1,
+        "asked": f" ('x': '{case.asked}')" if case.asked else "",
         "count": f"{FIRST + case.row:,}",
     }
     expected_words = re.escape(words.format(why="WHY", **facts)).replace("WHY", "(.+|)")

@@ -335,3 +335,23 @@ def test_the_type_is_in_words_and_in_states() -> None:
     assert "json" in json.dumps(state)
     assert "m: json" in repr(data)
     assert is_json(JSON)
+
+
+def test_a_column_that_is_null_for_long_has_the_type_of_what_was_read() -> None:
+    rows = [{"s": None if number < 1_500 else "a", "n": number} for number in range(1_502)]
+    source = bf.from_iterable(rows, schema={"s": pa.string(), "n": pa.int64()})
+    assert list(source.map(same))[-1] == {"s": "a", "n": 1_501}
+    it = iter(source.map(same).filter_map(same))
+    for _ in range(1_200):
+        next(it)
+    assert list(source.map(same).filter_map(same).iter(it.state_dict())) == rows[1_200:]
+    with pytest.raises(
+        bf.StageError, match=r"column 't' is null .* say it in this method's own schema= \('t': pa\.string\(\)\)"
+    ):
+        list(source.map(lambda row: {"t": row["s"]}))
+
+
+def test_text_of_json_is_asked_for_where_it_is_tokenized() -> None:
+    data = bf.from_sequence([{"text": {"a": 1}}])
+    with pytest.raises(bf.DataError, match=r"column 'text' must be text \(got json; .*schema=\{'text': 'string'\}"):
+        list(data.tokenize(lambda texts: [[1] for _ in texts]))

@@ -24,6 +24,7 @@ from brimful.rows.pace import Pace
 from brimful.tables.blocks import Block, concat, rows_at
 from brimful.tables.learnt import Learner, Learnt, known_by, learn_schema, schema_of
 from brimful.tables.origins import where
+from brimful.tables.plain import plain
 from brimful.tables.ragged import EMPTY
 
 T = TypeVar("T")
@@ -227,8 +228,9 @@ def typed_blocks(stage: Caller, at: State, run: Run) -> Generator[tuple[Block, S
     with closing(stage.calls(at, run, lambda: schema or None)) as calls:
         results: Iterator[CallResult[Any]] = calls
         if not schema:  # not known, or epoch 0 has no result: those of this run
-            first = learn_schema(calls, _watched(stage), stage.types_of)
-            schema, results = first.schema, first.calls
+            watched = _Watched(stage)
+            first = learn_schema(calls, watched.results, stage.types_of)
+            schema, results = watched.filled(first.schema), first.calls
             if schema:
                 stage.learnt.keep(run, schema)
         yield from joined(results, lambda one: EMPTY if one.made is None else _finished(stage, one, schema))
@@ -239,23 +241,36 @@ def first_types_of(stage: Caller, epoch: int) -> pa.Schema:
     run = Run(Run.here())
     try:
         with run.entered(), closing(stage.calls(stage.start(epoch), run, lambda: None)) as calls:
-            first = learn_schema(calls, _watched(stage), stage.types_of)
+            watched = _Watched(stage)
+            first = learn_schema(calls, watched.results, stage.types_of)
             if first.error is not None and not first.schema.names:
                 raise first.error
-            return first.schema
+            return watched.filled(first.schema)
     finally:
         run.close()
 
 
-def _watched(stage: Caller) -> Callable[[CallResult[Any]], Any]:
-    """What gives the results of a call, and counts the epochs that have none."""
-    waiting = EmptyEpochGuard(cast(Stage[Any], stage), None)
+class _Watched:
+    """Gives the results of a call, counts the epochs that have none, and notes the types of what was read."""
 
-    def results(one: CallResult[Any]) -> Any:
-        waiting.saw(0 if one.made is None else len(one.made), one.after)
+    def __init__(self, stage: Caller) -> None:
+        self._waiting = EmptyEpochGuard(cast(Stage[Any], stage), None)
+        self._read = pa.schema([])
+
+    def results(self, one: CallResult[Any]) -> Any:
+        self._waiting.saw(0 if one.made is None else len(one.made), one.after)
+        if one.made is not None:
+            self._read = one.block.schema
         return one.made
 
-    return results
+    def filled(self, schema: pa.Schema) -> pa.Schema:
+        """The types of results; a column that was null in the first of them has the type of the column of that name that was
+        read."""
+        known = {field.name: plain(field.type) for field in self._read}
+        empty = pa.types.is_null
+        return pa.schema(
+            [field.with_type(known.get(field.name, field.type)) if empty(field.type) else field for field in schema]
+        )
 
 
 def joined(

@@ -31,6 +31,7 @@ from brimful.plan.errors import PANIC, DataError, StageError, is_failure
 from brimful.plan.once import once
 from brimful.rows.parallel import FunctionStage
 from brimful.tables.blocks import Block
+from brimful.tables.objects import is_json
 from brimful.tables.origins import HIDDEN, where
 from brimful.tables.ragged import (
     LABELS,
@@ -43,6 +44,7 @@ from brimful.tables.ragged import (
     refuse_nulls,
     with_column,
 )
+from brimful.tables.schema import type_name
 
 _REMEDY: Final = (
     ". The library gave up on this text: shorten long runs of one character in it (map), or leave it out (filter)"
@@ -147,7 +149,10 @@ class Tokenize(FunctionStage):
         texts = column_of(block, column, remedy="; column= says which one has the text")
         refuse_nulls(block, column, verb_of(self))
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
-            raise DataError(f"tokenize: column {column!r} must be text (got {texts.type}; {where(block, 0)})")
+            advice = f"; make text of it: map(..., schema={{{column!r}: 'string'}})" if is_json(texts.type) else ""
+            raise DataError(
+                f"tokenize: column {column!r} must be text (got {type_name(texts.type)}; {where(block, 0)}){advice}"
+            )
         return texts
 
     def _without(self, block: Block) -> Block:

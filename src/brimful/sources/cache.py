@@ -321,6 +321,8 @@ def cache_in(cache_dir: str | os.PathLike[str] | None, cache_bytes: int | None) 
         if cache_bytes is not None:
             raise ValueError("cache_bytes= is the limit of a cache, which needs cache_dir=")
         return None
+    if "://" in os.fspath(cache_dir):
+        raise ValueError(f"cache_dir= is a folder of this machine (got {os.fspath(cache_dir)!r})")
     if sys.platform == "win32":
         raise ValueError("cache_dir= needs locks and folders of a POSIX system, which Windows has not")
     return DiskCache(os.fspath(cache_dir), cache_bytes)

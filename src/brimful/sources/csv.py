@@ -707,11 +707,15 @@ def _exact(kind: pa.DataType) -> int:
     return int(2 ** (np.finfo(kind.to_pandas_dtype()).nmant + 1))
 
 
+_ENCODED: Final = "; say how the file is written, as csv_options={'encoding': 'latin-1'}"
+
+
 def _unfit(field: pa.Field, value: bytes, encoding: str) -> str:
     try:
         text = value.decode(encoding)
     except UnicodeDecodeError as error:
-        return f"invalid {encoding.upper()}: byte 0x{value[error.start]:02x} at byte {error.start:,} of column {field.name!r}"
+        byte = f"byte 0x{value[error.start]:02x} at byte {error.start:,} of column {field.name!r}"
+        return f"invalid {encoding.upper()}: {byte}{_ENCODED}"
     if text in NULLS and not field.nullable:
         return MisfitError(field.name, "null", f"{type_name(field.type)} not null").told()
     shown = repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
@@ -746,7 +750,8 @@ def _names(header: bytes, dialect: Dialect) -> tuple[str, ...]:
         names = tuple(name.decode(dialect.encoding) for name in found)
     except UnicodeDecodeError as error:
         name = dialect.encoding.upper()
-        raise DataError(f"the header is no {name}: byte 0x{error.object[error.start]:02x} in a name") from error
+        byte = f"byte 0x{error.object[error.start]:02x} in a name"
+        raise DataError(f"the header is no {name}: {byte}{_ENCODED}") from error
     if twice := [name for number, name in enumerate(names) if name in names[:number]]:
         raise DataError(f"the header names {twice[0]!r} twice ({', '.join(names)}); rename one of them")
     quoted = dialect.quote is not None and dialect.quote.encode() in header

@@ -31,7 +31,7 @@ FIRST_ROWS: Final = 32
 OF_RESULTS: Final = "return one type in every sample"
 OF_FILES: Final = "say its type in schema=, or leave the column out with columns="
 _ASKED: Final = {
-    OF_RESULTS: "return one type in every sample, or say it in schema= ({})",
+    OF_RESULTS: "return one type in every sample, or say it in this method's own schema= ({})",
     OF_FILES: "say its type in schema= ({}), or leave the column out with columns=",
 }
 """The same where it is known which type helps."""
@@ -585,7 +585,10 @@ def _fitted(array: pa.Array, field: pa.Field, exact: bool) -> pa.Array:
     try:
         return part(0, len(array))
     except UNFIT as error:
-        raise MisfitError(field.name, type_name(array.type), type_name(field.type), str(error), row) from error
+        words = type_name(array.type), type_name(field.type), str(error)
+        kinds = (pa.types.is_integer, pa.types.is_floating)
+        wider = any(test(array.type) and test(field.type) for test in kinds)
+        raise MisfitError(field.name, *words, row, repr(str(array.type)) if wider else "") from error
 
 
 def _refuse_rounding(array: pa.Array, made: pa.Array) -> None:
@@ -687,7 +690,8 @@ def _cause(value: Any, kind: pa.DataType) -> tuple[str, str, str]:
     if type(value) is int and value >= 2**63 and pa.types.is_integer(kind):
         return "an integer", f"{value:,} is beyond {kind}", "pa.uint64()"
     if type(value) is str and re.search(_HALF_PAIR, value):
-        return "text", "it has half a surrogate pair, which is no character: it was cut within one", "'json'"
+        why = "it was cut within a character; on_error='skip' leaves such rows out"
+        return "text with half a surrogate pair", why, "'json'"
     found = _type_of(value, kind)
     odd = ""
     try:
