@@ -388,6 +388,22 @@ def test_a_server_without_ranges_is_asked_for_each_object_once_and_as_a_whole(
     assert threads_left() == []
 
 
+def test_a_whole_object_that_is_damaged_in_the_cache_comes_again(far: Path, tmp_path: Path) -> None:
+    with serving(far) as server:
+        server.ranges = False
+        expected = ids(source("a.jsonl", server.url, tmp_path))
+        (kept,) = tmp_path.rglob("*-whole")
+        content = bytearray(kept.read_bytes())
+        content[len(content) // 3] ^= 1
+        kept.write_bytes(content)
+        asked = server.bytes
+        assert ids(source("a.jsonl", server.url, tmp_path)) == expected
+        assert server.bytes > asked
+        asked = server.bytes
+        assert ids(source("a.jsonl", server.url, tmp_path)) == expected
+        assert server.bytes - asked < 60_000
+
+
 def test_an_object_that_is_larger_than_the_cache_is_refused_where_it_must_be_kept_whole(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     write(tmp_path / "far" / "a.jsonl", [{"id": id, "text": "x" * 100} for id in range(30_000)])

@@ -87,9 +87,14 @@ def test_an_extension_alone_tells_an_array_from_lines_by_its_first_character(tmp
         ('[{"a": 1}] [{"a": 1}]', 1, "element 2: more follows after the end of the array, at byte 11; write one"),
         ("", 0, 'element 1: a JSON file holds an array of objects, or {"data": [...]}, but this one is empty'),
         ("7", 0, "element 1: a JSON file holds an array of objects, "),
-        ('{"a": 1}\n{"a": 2}', 0, 'element 1: no array of objects was found: the file is one object with "a". Wr'),
-        ('{"n": 1, "rows": [{"a": 1}]', 1, "element 2: the object around the array does not end as it should"),
-        ('{"rows": [{"a": 1}], "more": []}', 1, 'element 2: the object has arrays under "rows" and "more"; call'),
+        ('{"a": 1}\n{"a": 2}', 0, 'element 1: there is no array under "data": the file is one object with "a"'),
+        ('{"n": 1, "data": [{"a": 1}]', 1, "element 2: the object around the array does not end as it should"),
+        (
+            '{"rows": [{"a": 1}], "more": []}',
+            0,
+            'element 1: there is no array under "data": the file is one object with "rows",',
+        ),
+        ('{"data": [{"a": 1}], "data": []}', 1, 'element 2: the object has "data" twice; join them in one array'),
         ('{"n": 1', 0, "element 1: the object does not end: the shard ends after byte 7"),
     ],
 )
@@ -171,3 +176,10 @@ def test_random_arrays_whole_and_damaged_are_what_json_says(caplog: pytest.LogCa
                 again = outcome(form, data, SCHEMA, at=at, forward_only=number % 2 == 0)
                 assert again[:2] == (found.rows[number + 1 :], found.positions[number + 1 :]), data
                 assert again.error == found.error, data
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_the_rows_are_under_data_wherever_it_stands(tmp_path: Path, on_error: Any) -> None:
+    text = '{"authors": [{"name": "x"}, [2]], "columns": ["a"], "data": [{"a": 1}, {"a": 2}], "errors": []}'
+    (tmp_path / "a.json").write_text(text)
+    assert list(bf.from_files(tmp_path / "a.json", format="json", on_error=on_error)) == [{"a": 1}, {"a": 2}]

@@ -67,7 +67,8 @@ class KeptFile:
     """A whole file of the cache, which stays readable while it is held, also when it is evicted."""
 
     def __init__(self, descriptor: int, size: int, checksums: Sequence[int]) -> None:
-        self._descriptor, self.size, self._checksums = descriptor, size, checksums
+        self.size: int = size
+        self._descriptor, self._checksums = descriptor, checksums
         self._used = time.monotonic()
         weakref.finalize(self, os.close, descriptor)
 
@@ -103,8 +104,8 @@ class DiskCache:
     """
 
     def __init__(self, folder: str, most_bytes: int | None = None) -> None:
-        self.path: Final = os.path.abspath(os.path.expanduser(folder))
-        self.most_bytes: Final = most_bytes
+        self.path: Final[str] = os.path.abspath(os.path.expanduser(folder))
+        self.most_bytes: Final[int | None] = most_bytes
         if most_bytes is not None:
             integer("cache_bytes", most_bytes, LEAST_BYTES, "bytes")
         self._folder: _Folder | None = None
@@ -129,6 +130,11 @@ class DiskCache:
         """All of a file, if it has that size and is whole."""
         file = self.open(name)
         return file.read(0, size) if file is not None and file.size == size else None
+
+    def forget(self, name: str) -> None:
+        """Deletes a file whose content is damaged, if this user may."""
+        with suppress(OSError):
+            os.unlink(name, dir_fd=self._opened().descriptor)
 
     def put(self, name: str, content: memoryview) -> None:
         """Keeps something, if the disk lets it."""
@@ -291,7 +297,8 @@ class NewFile:
         self._folder, self._name, self._limit = folder, name, cache.limit
         self._part: str | None = f"{token_hex(8)}.part"
         self._descriptor = os.open(self._part, _NEW, 0o666, dir_fd=folder.descriptor)
-        self.size, self._checksums = 0, b""
+        self.size: int = 0
+        self._checksums = b""
 
     def add(self, block: memoryview) -> None:
         """The next block; raises as `_Folder.reserve`, and where the disk is full."""

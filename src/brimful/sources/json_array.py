@@ -45,8 +45,8 @@ class JsonArray(Format):
     unit: str = "element"
 
     name = "json"
-    extensions = (".json",)
-    places = ("byte", "row")
+    extensions: tuple[str, ...] = (".json",)
+    places: tuple[str, ...] = ("byte", "row")
 
     def by_extension(self) -> Format:
         return JsonArray(or_lines=True, unit=Jsonl.unit)
@@ -245,6 +245,9 @@ def _escaped(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
 # -- around the array ----------------------------------------------------------------------------------------------------
 
 
+_DATA: Final = b'"data"'
+
+
 def _enter(ahead: Forward) -> bytes | None:
     """Goes into the array; the key that it has in an object, as it is written, or None.
 
@@ -261,11 +264,11 @@ def _enter(ahead: Forward) -> bytes | None:
     ended = False
     while not ended:
         key, value, ended = _member(ahead, into=True)
-        if value == b"[":
+        if key == _DATA and value == b"[":
             return key
         keys.append(key)
     found = b", ".join(filter(None, keys)).decode("utf-8", "replace") or "no key"
-    raise DataError(f'no array of objects was found: the file is one object with {found}. Write {{"data": [...]}}')
+    raise DataError(f'there is no array under "data": the file is one object with {found}. Write {{"data": [...]}}')
 
 
 def _leave(ahead: Forward, key: bytes | None) -> None:
@@ -277,10 +280,9 @@ def _leave(ahead: Forward, key: bytes | None) -> None:
     if key is not None:
         after = _next_char(ahead)
         while after == b",":
-            other, value, ended = _member(ahead, into=False)
-            if value == b"[" and key != b'"data"':
-                names = f"{key.decode('utf-8', 'replace')} and {other.decode('utf-8', 'replace')}"
-                raise DataError(f'the object has arrays under {names}; call the one that has the rows "data"')
+            other, _, ended = _member(ahead, into=False)
+            if other == _DATA:
+                raise DataError('the object has "data" twice; join them in one array')
             after = b"}" if ended and other else b"" if ended else b","
         if after != b"}":
             raise DataError(f"the object around the array does not end as it should; {_DAMAGED}")
@@ -295,14 +297,14 @@ def _member(ahead: Forward, into: bool) -> tuple[bytes, bytes, bool]:
     before the end, the first two are empty.
 
     Args:
-        into: goes into the value where that is an array.
+        into: goes into the value where that is the array of "data".
     Raises:
         DataError: there is none.
     """
     for size, last in ahead.growing(READ_BYTES):
         data = ahead.first(size)
         found = _MEMBER.match(data)
-        if found and into and found[2] == b"[":
+        if found and into and found[1] == _DATA and found[2] == b"[":
             ahead.cut(found.end())
             return found[1], found[2], False
         marks = _marks(data)

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 import msgspec
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from brimful.core.counters import OnError
 from brimful.plan.errors import DataError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format, Parsed, ReadRequest, RecordParser, ShardReader, good_rows
+from brimful.sources.format import Errors, Format, Parsed, ReadRequest, RecordParser, ShardReader, good_rows
 from brimful.sources.forward import ForwardReader, Records, lines_of, split
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.objects import JSON, has_objects, is_json
@@ -33,6 +32,11 @@ _SPACE: Final = b" \t\r\n"
 _LONG: Final = re.compile(rb"(?<![\d.])\d{8,}(?![\d.eE])")
 """Shorter integers are exact in all floats that JSON gives."""
 _NULL: Final = b"null"
+_TEXTS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+"""Decodes lines to the texts of their values."""
+_DIGITS: Final = 4_300
+_HUGE: Final = re.compile(rb"\d{%d}" % _DIGITS)
+"""Python reads no longer integers."""
 
 
 @final
@@ -89,6 +93,7 @@ class JsonLines(RecordParser[bytes]):
     schema: pa.Schema
     closed: bool
     on_error: OnError = "skip"
+    refused: ClassVar[Errors] = (*RecordParser.refused, RecursionError)
 
     def __post_init__(self) -> None:
         try:
@@ -150,16 +155,20 @@ class JsonLines(RecordParser[bytes]):
             return conform_rows([], self.schema)
         if not self._objects:
             return self._read(data, rows)
-        lines = self._raw.decode_lines(data)
+        lines = _TEXTS.decode_lines(data)
         if len(lines) != rows:
             raise ValueError("a line holds several objects")
+        if self.closed and not all(map(frozenset(self.schema.names).issuperset, lines)):
+            raise ValueError("a key is not in the schema")
         typed = self._read(data, rows) if self._typed.names else None
-        return self._joined(typed, [[*map(_text, column)] for column in zip(*map(self._raw_values, lines))])
+        return self._joined(typed, [[_text(line.get(name)) for line in lines] for name in self._objects])
 
     def _joined(self, typed: Block | None, texts: Sequence[Sequence[bytes | None]]) -> Block:
         """The columns of a schema: typed ones, and those of JSON by their texts."""
         columns = {} if typed is None else dict(zip(typed.schema.names, typed.columns))
         for name, column in zip(self._objects, texts):
+            if any(text is not None and len(text) > _DIGITS and _HUGE.search(text) for text in column):
+                raise ValueError("an integer has more digits than Python reads")
             text = pa.array(column, pa.binary()).cast(
                 self.schema.field(name).type.storage_type
             )  # refuses what is no UTF-8
@@ -233,14 +242,10 @@ class JsonLines(RecordParser[bytes]):
     def _has_long(self, line: bytes) -> bool:
         """Whether a column of floats has an integer that a float may not hold."""
         try:
-            found = self._float_texts.decode(line)
-        except msgspec.MsgspecError:
+            found = _TEXTS.decode(line)
+        except (msgspec.MsgspecError, RecursionError):
             return True
-        return any(_LONG.search(text) for text in msgspec.structs.astuple(found) if text is not None)
-
-    @cached_property
-    def _float_texts(self) -> msgspec.json.Decoder[Any]:
-        return msgspec.json.Decoder(_record(dict.fromkeys(self._floats.names, msgspec.Raw), False))
+        return any(_LONG.search(found[name]) for name in self._floats.names if name in found)
 
     @cached_property
     def _floats(self) -> pa.Schema:
@@ -256,23 +261,13 @@ class JsonLines(RecordParser[bytes]):
         return pa.schema([field for field in self.schema if not is_json(field.type)])
 
     @cached_property
-    def _raw(self) -> msgspec.json.Decoder[Any]:
-        """Decodes lines to the texts of their values."""
-        names = self.schema.names if self.closed else self._objects
-        return msgspec.json.Decoder(_record(dict.fromkeys(names, msgspec.Raw), self.closed))
-
-    @cached_property
-    def _raw_values(self) -> Callable[[Any], tuple[Any, ...]]:
-        """Those of a line that are columns of JSON."""
-        names = self.schema.names if self.closed else self._objects
-        places = [f"c{names.index(name)}" for name in self._objects]
-        return attrgetter(*places) if len(places) > 1 else lambda line: (getattr(line, places[0]),)
-
-    @cached_property
     def _checked(self) -> msgspec.json.Decoder[Any]:
-        """Decodes lines as near to the schema as msgspec can say it."""
+        """Decodes lines as near to the schema as msgspec can say it; it takes no names with quotes."""
         kinds = {field.name: _python_type(field.type) for field in self.schema}
-        return msgspec.json.Decoder(_record(kinds, self.closed))
+        try:
+            return msgspec.json.Decoder(_record(kinds, self.closed))
+        except ValueError:
+            return _TEXTS
 
 
 def _record(kinds: Mapping[str, Any], closed: bool) -> type[msgspec.Struct]:
@@ -340,4 +335,8 @@ def decode(line: bytes) -> Sample:
         raise DataError(f"invalid JSON: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"a line must hold an object (got {type(row).__name__})")
+    try:
+        "".join(row).encode()
+    except UnicodeEncodeError as error:
+        raise DataError("a key has half a surrogate pair, and can be no name of a column") from error
     return row

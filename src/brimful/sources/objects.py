@@ -98,7 +98,8 @@ class ObjectStore:
     is_http: bool
 
     def __init__(self, fs: Any, timeout_seconds: float, cache: DiskCache | None = None) -> None:
-        self._fs, self._timeout, self.cache = fs, timeout_seconds, cache
+        self.cache: DiskCache | None = cache
+        self._fs, self._timeout = fs, timeout_seconds
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
         self.is_http, self._is_s3 = "http" in protocols, "s3" in protocols
         self.at_once: bool = bool(getattr(fs, "async_impl", False) and not fs.asynchronous)
@@ -320,7 +321,8 @@ class ObjectStore:
         part = await asyncio.to_thread(self._whole[one.path].read, first, last)
         if part is None:
             del self._whole[one.path]
-            raise EOFError(f"what the cache in {cache.path} holds of {one.name} was damaged while it was read")
+            await asyncio.to_thread(cache.forget, f"{key}-whole")
+            return await self._cached(cache, key, one, first, last, ours)  # it comes again
         return part
 
     def _arrival(

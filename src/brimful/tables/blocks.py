@@ -52,15 +52,19 @@ def samples(block: Block) -> list[Sample]:
     return [dict(zip(names, row)) for row in zip(*columns)]
 
 
+_UNKNOWN_TO_PYTHON: Final = (OverflowError, ValueError, RecursionError)
+"""A time that Python does not know, bytes that are not UTF-8, JSON that is nested too deeply."""
+
+
 def _tried_values(block: Block, name: str) -> list[Any]:
     array = block.column(name)
     try:
         return _values(array)
-    except (OverflowError, ValueError):  # a time that Python does not know, or bytes that are not UTF-8
+    except _UNKNOWN_TO_PYTHON:
         for row in range(block.num_rows):
             try:
-                array[row].as_py()
-            except (OverflowError, ValueError) as error:
+                values_in(array.slice(row, 1))
+            except _UNKNOWN_TO_PYTHON as error:
                 raise DataError(
                     f"column {name!r} holds what Python cannot ({where(block, row)}): {error}; leave it out (drop), or "
                     "convert it where blocks are (map_blocks)"

@@ -22,11 +22,13 @@ from brimful.tables.ragged import null_in, offsets_in
 
 JSON: Final[pa.DataType] = pa.json_()
 """The type of a column of objects. It travels with the column everywhere, as no mark on a field would; files have it, too."""
-_SCALARS: Final = frozenset({str, int, bool, NoneType})
+_SCALARS: Final = (str, int, NoneType)
 _DECODER: Final = msgspec.json.Decoder()
 _UNREAD: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """What msgspec says of NaN, half a surrogate pair, 1e400, and of what is no JSON."""
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+MOST_LEVELS: Final = 100
+"""Of structs in structs."""
 _PLAIN: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
 _TEXT: Final = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
@@ -94,17 +96,28 @@ def has_objects(values: Iterable[Any]) -> bool:
     >>> has_objects([[1, 2], None]), has_objects([[[{"a": 1}]]])
     (False, True)
     """
-    return any(type(value) is dict or (type(value) is list and _holds_objects(value)) for value in values)
+    try:
+        return any(isinstance(value, dict) or (isinstance(value, list) and _holds_objects(value)) for value in values)
+    except RecursionError:  # nothing else may be nested so deeply either
+        return True
 
 
 def _holds_objects(values: list[Any]) -> bool:
-    kinds = {*map(type, values)}
-    return dict in kinds or (list in kinds and has_objects(values))
+    return any(issubclass(kind, dict | list) for kind in {*map(type, values)}) and has_objects(values)
 
 
-def json_of(values: Sequence[Any]) -> pa.Array:
+class NestedError(OverflowError):
+    """A value holds itself, or is nested so deeply that neither Python nor Arrow can follow."""
+
+    def __init__(self) -> None:
+        super().__init__("it is nested too deeply, or holds itself")
+
+
+def json_of(values: Sequence[Any], strict: bool = True) -> pa.Array:
     """Values as a column of JSON.
 
+    Args:
+        strict: JSON has no NaN and nothing infinite; else it has them as Python writes them.
     Raises:
         pa.ArrowInvalid: JSON would not give one of them back as it is; with the path of what is in the way.
 
@@ -112,11 +125,11 @@ def json_of(values: Sequence[Any]) -> pa.Array:
     ['{"b":2,"a":[null,1.0]}', None, '"x"']
     """
     try:
-        if odd := next(filter(None, map(_odd, values)), None):
+        if odd := next(filter(None, (_odd(value, strict) for value in values)), None):
             raise pa.ArrowInvalid(f"JSON has no equal for {odd}")
         texts = [None if value is None else _ENCODER.encode(value) for value in values]
     except RecursionError:
-        raise pa.ArrowInvalid("JSON has no equal for what is nested so deeply, or holds itself") from None
+        raise NestedError from None
     try:
         storage = pa.array(texts, pa.string())
     except UnicodeEncodeError:  # half a surrogate pair
@@ -127,18 +140,38 @@ def json_of(values: Sequence[Any]) -> pa.Array:
     return pa.ExtensionArray.from_storage(JSON, storage)
 
 
-def _odd(value: Any, path: str = "") -> str:
-    """What of a value `json.loads(json.dumps(value))` would change or refuse, in words; "" where nothing is."""
-    kind = type(value)
-    if kind in _SCALARS or (kind is float and isfinite(value)):
+def refuse_nested(values: Iterable[Any]) -> None:
+    """Raises NestedError for structs of more than MOST_LEVELS: Arrow would end the process."""
+    for value in values:
+        _go_through(value, MOST_LEVELS)
+
+
+def _go_through(value: Any, levels: int) -> None:
+    if not levels:
+        raise NestedError
+    if isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _go_through(inner, levels - 1)
+
+
+def _odd(value: Any, strict: bool, path: str = "") -> str:
+    """What of a value `json.loads(json.dumps(value))` would change or refuse, in words; "" where nothing is. (It makes a dict of
+    each kind of dict, and so on.)"""
+    if isinstance(value, _SCALARS) or (isinstance(value, float) and (not strict or isfinite(value))):
         return ""
-    if kind is list:
-        return next(filter(None, (_odd(one, f"{path}[{at}]") for at, one in enumerate(value))), "")
-    if kind is dict:
-        if unnamed := [key for key in value if type(key) is not str]:
-            return f"the key {unnamed[0]!r}{_at(path)}"
-        return next(filter(None, (_odd(one, f"{path}.{key}") for key, one in value.items())), "")
-    return f"{value if kind is float else f'a {kind.__name__}'}{_at(path)}"
+    if isinstance(value, list):
+        for at, one in enumerate(value):
+            if odd := _odd(one, strict, f"{path}[{at}]"):
+                return odd
+        return ""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if not isinstance(key, str):
+                return f"the key {key!r}{_at(path)}"
+            if odd := _odd(one, strict, f"{path}.{key}"):
+                return odd
+        return ""
+    return f"{value if isinstance(value, float) else f'a {type(value).__name__}'}{_at(path)}"
 
 
 def _at(path: str) -> str:

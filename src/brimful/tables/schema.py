@@ -21,7 +21,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from brimful.plan.errors import DataError
-from brimful.tables.objects import JSON, as_json_column, can_be_json, has_objects, is_json, json_of
+from brimful.tables.objects import (
+    JSON,
+    NestedError,
+    as_json_column,
+    can_be_json,
+    has_objects,
+    is_json,
+    json_of,
+    refuse_nested,
+)
 from brimful.tables.plain import any_part, as_plain, inside, plain
 from brimful.tables.ragged import array_of, is_list, list_array, numpy_of
 
@@ -90,10 +99,13 @@ def as_column(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Arra
 
 def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     if kind is not None and is_json(kind):
-        return as_json_column(json_of(values), kind)
+        return as_json_column(json_of(values, strict=False), kind)
     if kind is None and has_objects(values):
         with suppress(pa.ArrowInvalid):
             return json_of(values)
+        refuse_nested(values)
+    elif kind is not None and dict in {*map(type, values)}:
+        refuse_nested(values)
     first = next((value for value in values if value is not None), None)
     if not _is_array(first):
         return _plain(values, kind)
@@ -315,13 +327,16 @@ def _common(values: list[Any]) -> pa.DataType:
         return plain(as_column(values).type)
     except UNFIT:
         found = pa.schema([("", pa.null())])
-        column = (
-            partial(_plain, kind=None) if has_objects(values) else as_column
-        )  # JSON is for all of them, or for none
+        column = _as_structs if has_objects(values) else as_column  # JSON is for all of them, or for none
         for value in values:
             with suppress(*UNFIT):
                 found = unified([found, pa.schema([("", column([value]).type)])])
         return found.field(0).type
+
+
+def _as_structs(values: Sequence[Any]) -> pa.Array:
+    refuse_nested(values)
+    return _plain(values, None)
 
 
 def settled(schema: pa.Schema) -> pa.Schema:
@@ -676,8 +691,8 @@ def _unfit(value: Any, field: pa.Field) -> MisfitError | None:
         as_column([value], kind)
         return None if field.nullable or value is not None else MisfitError(field.name, "null", f"{wanted} not null")
     found, why, type_asked = _cause(value, kind)
-    if pa.types.is_null(kind):
-        why = f"{why}; " * bool(why) + f"it was null in the first {SAMPLE_ROWS:,} rows, or as many as there were"
+    if pa.types.is_null(kind) and type_asked and not why:
+        why = f"it was null in the first {SAMPLE_ROWS:,} rows, or as many as there were"
     return MisfitError(field.name, found, wanted, why, asked=type_asked)
 
 
@@ -696,7 +711,7 @@ def _cause(value: Any, kind: pa.DataType) -> tuple[str, str, str]:
     odd = ""
     try:
         json_of([value])
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, NestedError) as error:
         odd = str(error)
     if has_objects([value]) and not any_part(kind, pa.types.is_struct):
         return "an object", odd, "" if odd else "'json'"
@@ -763,6 +778,6 @@ def _rounds(own: pa.DataType, kind: pa.DataType) -> bool:
 def _type_of(value: Any, kind: pa.DataType = JSON) -> str:
     """The type of a value in words, beside one that it does not fit."""
     try:
-        return type_name((_plain([value], None) if any_part(kind, pa.types.is_struct) else as_column([value])).type)
+        return type_name((_as_structs([value]) if any_part(kind, pa.types.is_struct) else as_column([value])).type)
     except UNFIT:
         return f"{type(value).__name__} {_UNHELD}"
