@@ -222,11 +222,11 @@ class JsonLines(RecordParser[bytes]):
         return not self.closed and any(any_part(kind, pa.types.is_struct) for kind in self.schema.types)
 
     def known(self, record: bytes) -> str | None:
-        """Why a line is bad that is no object, or of which Arrow would leave out a key without a word."""
-        if not (record.startswith(b"{") and record.endswith(b"}")):
-            return self.reason(record)
+        """Why a line is bad that is no object, or of which Arrow would leave out a key without a word: only where it may."""
         if not self._may_lose_keys:
             return None
+        if not (record.startswith(b"{") and record.endswith(b"}")):
+            return self.reason(record)
         with suppress(DataError):
             row = decode(record)
             lost = (unknown_key(one.name, row.get(one.name), one.type) for one in self.schema)
@@ -236,16 +236,22 @@ class JsonLines(RecordParser[bytes]):
 
     def _rounded(self, block: Block, line: Callable[[int], bytes], lines: NDArray[np.int64]) -> bool:
         """Whether a row has an integer that was rounded to a float. `lines`: the numbers of the lines of all rows."""
-        some = map(line, lines[rows_rounded(block.select(self._floats.names))].tolist())
-        return any(misfit(decode(one), self._floats, "drop") for one in some if self._has_long(one))
+        rows = rows_rounded(block.select(self._floats.names))
+        some = [*map(line, lines[rows].tolist())]
+        with suppress(msgspec.MsgspecError, RecursionError):
+            found = self._float_texts.decode_lines(b"\n".join(some))
+            texts = b",".join(text for one in map(msgspec.structs.astuple, found) for text in one if text is not None)
+            if len(found) == len(some) and not _LONG.search(texts):
+                return False
+        return any(misfit(decode(one), self._floats, "drop") for one in some)
 
-    def _has_long(self, line: bytes) -> bool:
-        """Whether a column of floats has an integer that a float may not hold."""
+    @cached_property
+    def _float_texts(self) -> msgspec.json.Decoder[Any]:
+        """Decodes lines to the texts of their floats, as they are written."""
         try:
-            found = _TEXTS.decode(line)
-        except (msgspec.MsgspecError, RecursionError):
-            return True
-        return any(_LONG.search(found[name]) for name in self._floats.names if name in found)
+            return msgspec.json.Decoder(_record(dict.fromkeys(self._floats.names, msgspec.Raw), False))
+        except ValueError:  # a name with quotes
+            return msgspec.json.Decoder(_record({}, True))
 
     @cached_property
     def _floats(self) -> pa.Schema:
