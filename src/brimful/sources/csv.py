@@ -566,7 +566,10 @@ class RecordRows(RecordParser[bytes]):
         good = pc.match_substring_regex(values, _INTEGERS if pa.types.is_integer(kind) else _FLOATS)
         good = pc.and_not(good, pc.match_substring_regex(values, self._no_number))
         good = pc.or_(good, pc.is_in(values, pa.array(map(str.encode, NULLS), pa.binary())))
-        may_be_lost = pc.match_substring_regex(values, rf"\d{{{_digits(kind)}}}|[eE]")
+        long = rf"\d{{{_digits(kind)}}}"
+        if pa.types.is_floating(kind):  # a fraction may have as many digits as it likes
+            long = rf"^[ \t]*-?\d{{{_digits(kind)},}}[ \t]*$|\d{{38}}|[eE]"
+        may_be_lost = pc.match_substring_regex(values, long)
         lost = [row for row in _rows_of(may_be_lost) if good[row].as_py() and _is_lost(kind, values[row].as_py())]
         return sorted({*_rows_of(pc.invert(good)), *lost})
 
