@@ -18,7 +18,7 @@ from brimful.core.replay import reached
 from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.rows.pace import Patience
-from brimful.tables.blocks import Block, begins, concat, rows_at, samples, visible
+from brimful.tables.blocks import Block, begins, concat, rows_at, samples_in_turn, visible
 from brimful.tables.checksums import RowChecksums, checksums, difference, in_state
 from brimful.tables.origins import ORIGIN
 from brimful.tables.ragged import EMPTY, array_of, bytes_in, list_array, ragged, with_column
@@ -371,7 +371,7 @@ class Unbatch(Stage[Any]):
             while count := held.fill():
                 position, ended = held.positions(), held.ended
                 block = held.take(count)
-                rows = samples(block) if originals is None else originals.samples(block)
+                rows = samples_in_turn(block) if originals is None else originals.samples(block)
                 for done, sample in enumerate(rows, start=1):
                     yield sample, END if ended and done == count else position(done)
 

@@ -21,7 +21,7 @@ from brimful.plan import random
 from brimful.plan.errors import StageError, name_of
 from brimful.rows.buffer import Rebatch
 from brimful.rows.parallel import CallResult, FunctionStage, first_types_of, typed_blocks
-from brimful.tables.blocks import KEY, Block, as_dict, samples, visible, with_origin
+from brimful.tables.blocks import KEY, Block, as_dict, samples, samples_in_turn, visible, with_origin
 from brimful.tables.learnt import Learnt, known_by
 from brimful.tables.origins import where
 from brimful.tables.plain import without_extensions
@@ -55,7 +55,7 @@ def tried(
     seeded: bool,
     on_error: OnError,
     convert: Callable[[Any], Any] = lambda result: result,
-    rows: Callable[[Block], Iterable[Any]] = samples,
+    rows: Callable[[Block], Iterable[Any]] = samples_in_turn,
 ) -> Iterator[tuple[int, Any]]:
     """(row, `convert(fn(sample))`) for each row of a block. A seeded function is called as `fn(sample, rng)`, with a generator
     from the row's key. `rows` makes the samples. Where the function raises, `on_error` decides: an error,

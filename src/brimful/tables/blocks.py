@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from brimful.core.stage import BLOCK_ROWS
 from brimful.plan.errors import DataError
-from brimful.tables.objects import values_in
+from brimful.tables.objects import is_json, values_in
 from brimful.tables.origins import HIDDEN, ORIGIN, where
 from brimful.tables.ragged import EMPTY, array_of, column_of, is_ragged, numpy_of, with_column
 from brimful.tables.schema import UNFIT, MisfitError, as_column, conform, large, unified
@@ -34,6 +34,8 @@ def visible(block: Block) -> Block:
     return block if len(names) == len(block.schema.names) else block.select(names)
 
 
+OBJECT_ROWS: Final = 64
+"""So many rows with objects become samples at once."""
 WIDE: Final = {"uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64"}
 """The types in which samples have lists of integers of few bits, as a store has tokens: -100 and a difference must fit."""
 
@@ -50,6 +52,14 @@ def samples(block: Block) -> list[Sample]:
         return [{} for _ in range(block.num_rows)]
     columns = [_tried_values(block, name) for name in names]
     return [dict(zip(names, row)) for row in zip(*columns)]
+
+
+def samples_in_turn(block: Block) -> Iterator[Sample]:
+    """The same one after the other. Objects are made a few rows at a time: of thousands at once, Python's collector looks at each
+    several times, which costs as much as to make them."""
+    size = OBJECT_ROWS if any(map(is_json, block.schema.types)) else max(1, block.num_rows)
+    for first in range(0, block.num_rows, size):
+        yield from samples(block.slice(first, size))
 
 
 _UNKNOWN_TO_PYTHON: Final = (OverflowError, ValueError, RecursionError)
