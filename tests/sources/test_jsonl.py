@@ -279,3 +279,15 @@ def test_floats_too_long_for_integers_are_not_read_twice(tmp_path: Path, monkeyp
     (tmp_path / "b.jsonl").write_text('{"x": 1.5}\n' * 1_100 + '{"x": 9007199254740993}\n')
     with pytest.raises(DataError, match=r"line 1,101: .* the integer 9007199254740993, which it would round"):
         list(bf.from_files(tmp_path / "b.jsonl"))
+
+
+def test_a_bad_line_after_one_that_only_python_reads_is_told_with_its_place(tmp_path: Path) -> None:
+    """The line of half a surrogate pair is parsed alone; what follows the bad one is not parsed at all."""
+    good = [b'{"x": 0.5, "m": {}}'] * 1_002
+    odd = [b'{"x": 0.5, "m": {"a": "\\ud83d"}}', b'{"x": 0.5, "m": {}}', b'{"x": 9007199254740993, "m": {}}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*good, *odd, *good]))
+    it = bf.from_files(tmp_path / "a.jsonl").iter()
+    found = [next(it) for _ in range(1_004)]
+    assert [sample["m"] for sample in found[1_001:]] == [{}, {"a": "\ud83d"}, {}]
+    with pytest.raises(DataError, match=r"line 1,005: .* the integer 9007199254740993, which it would round"):
+        next(it)

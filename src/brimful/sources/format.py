@@ -356,28 +356,30 @@ class RecordParser(ABC, Generic[T]):
 
         doubtful = self.doubtful({number: records[number] for number in unknown})
         errors |= {number: why for number, why in doubtful.items() if why is not None}
-        alone = [number for number, why in doubtful.items() if why is None]
         if errors and self.on_error == "raise":
             unknown = [number for number in unknown if number < min(errors)]
-        alone = [number for number in alone if not errors or self.on_error == "skip" or number < min(errors)]
-        together = [number for number in unknown if number not in doubtful]
-        blocks, found = parse_by_halves(together, parse, self.refused, self.on_error)
-        for number in alone:
-            more, refused = parse_by_halves([number], parse, self.refused)
-            blocks, found = blocks + more, found | refused
+        numbers = [number for number in unknown if number not in doubtful]
+        blocks, found = parse_by_halves(numbers, parse, self.refused, self.on_error)
+        if found and self.on_error == "raise":  # nothing after it was parsed
+            numbers = [number for number in numbers if number < min(found)]
+        for number in (number for number in unknown if number in doubtful and number not in errors):
+            try:
+                blocks.append(parse([number]))
+                numbers.append(number)
+            except self.refused as error:
+                found[number] = error
         errors |= {number: self.reason(records[number], error) for number, error in found.items()}
-        stops = bool(errors) and self.on_error == "raise"
-        good = np.array([number for number in unknown if number not in errors], dtype=np.int64)
-        good = good[good < min(errors)] if stops else good
+        end = min(errors) if errors and self.on_error == "raise" else len(records) and max(records) + 1
+        held = np.array([number for number in numbers if number not in found], dtype=np.int64)
+        order = np.argsort(held)
+        good = held[order]
+        good = good[good < end]
         if not self.schema.names:
-            block = conform_rows([{}] * len(good), self.schema)
-        elif not alone:
-            block = concat(blocks)
-        else:
-            held = np.array([number for number in (*together, *alone) if number not in found], dtype=np.int64)
-            block = concat(blocks)
-            block = block.take(array_of(np.argsort(held)[: len(good)]))
-        return Parsed(block, good, sorted(errors.items())[: 1 if stops else None])
+            return Parsed(conform_rows([{}] * len(good), self.schema), good, sorted(errors.items()))
+        block = concat(blocks)
+        if len(good) < len(held) or (np.diff(held) < 0).any():
+            block = block.take(array_of(order[: len(good)]))
+        return Parsed(block, good, sorted(errors.items()))
 
 
 @final

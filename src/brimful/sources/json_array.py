@@ -31,7 +31,7 @@ _DAMAGED: Final = "it was not written to its end, or is damaged"
 @final
 @dataclass(frozen=True)
 class JsonArray(Format):
-    """An array of objects, each a row; or an object that has one under "data", or has one alone.
+    """An array of objects, each a row; or an object that has one under "data".
 
     An element that is no object is a bad record. Brackets that do not match, and an array that does not end, end the shard.
 
