@@ -15,7 +15,7 @@ from brimful.plan.errors import DataError
 from brimful.sources.bytes import Bytes, PrefetchedFile, RandomAccessFile
 from brimful.sources.columnar import ColumnarFormat, ColumnarRows, Unit
 from brimful.sources.format import Position, ReadRequest, ShardReader
-from brimful.tables.plain import any_part
+from brimful.tables.ragged import any_part
 
 _MAGIC: Final = b"ARROW1"
 _HEAD: Final = struct.Struct("<ii")

@@ -23,7 +23,7 @@ from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.format import Format, Parsed, ReadRequest, RecordParser, ShardReader, good_rows
 from brimful.sources.forward import BUFFER_BYTES, Forward, ForwardReader, Records, split
 from brimful.tables.blocks import Block
-from brimful.tables.ragged import numpy_of
+from brimful.tables.ragged import is_text, numpy_of
 from brimful.tables.schema import SAMPLE_ROWS, UNKNOWN, MisfitError, conform_rows, may_be_rounded, type_name
 
 _ENCODING: Final = "utf-8"
@@ -546,7 +546,7 @@ class RecordRows(RecordParser[bytes]):
     def _misfits(self, records: list[bytes]) -> dict[int, pa.Field]:
         """The rows whose value is surely none of its type, and the first column in which it is: those that are no numbers, or no
         text. Found by columns, as Arrow says of one of them at a time that it is bad."""
-        wanted = [field for field in self.schema if _is_number(field.type) or _is_text(field.type)]
+        wanted = [field for field in self.schema if _is_number(field.type) or is_text(field.type)]
         if not (wanted and records):
             return {}
         with suppress(*self.refused):
@@ -558,7 +558,7 @@ class RecordRows(RecordParser[bytes]):
         return {}
 
     def _misfit(self, kind: pa.DataType, values: pa.ChunkedArray) -> list[int]:
-        if _is_text(kind):
+        if is_text(kind):
             with suppress(pa.ArrowInvalid):
                 values.cast(pa.large_string())
                 return []
@@ -621,10 +621,6 @@ class RecordRows(RecordParser[bytes]):
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_utf8(value: bytes) -> bool:

@@ -24,8 +24,7 @@ from brimful.sources.format import Errors, Format, Parsed, ReadRequest, RecordPa
 from brimful.sources.forward import ForwardReader, Records, lines_of, split
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.objects import JSON, has_objects, is_json
-from brimful.tables.plain import any_part
-from brimful.tables.ragged import is_list
+from brimful.tables.ragged import any_part, is_list
 from brimful.tables.schema import SAMPLE_ROWS, conform_rows, has_floats, infer, misfit, rows_rounded, unknown_key
 
 _SPACE: Final = b" \t\r\n"

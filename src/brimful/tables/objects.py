@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brimful.tables.ragged import null_in, offsets_in
+from brimful.tables.ragged import any_part, is_text, null_in, offsets_in
 
 JSON: Final[pa.DataType] = pa.json_()
 """The type of a column of objects. It travels with the column everywhere, as no mark on a field would; files have it, too."""
@@ -30,7 +30,6 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 MOST_LEVELS: Final = 100
 """Of structs in structs."""
 _PLAIN: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
-_TEXT: Final = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 def is_json(kind: pa.DataType) -> bool:
@@ -59,7 +58,7 @@ def values_in(array: pa.Array) -> list[Any]:
         with suppress(*_UNREAD):
             return _decoded(array)
     values: list[Any] = array.to_pylist()
-    return [_said(value, array.type) for value in values] if _holds_json(array.type) else values
+    return [_said(value, array.type) for value in values] if any_part(array.type, is_json) else values
 
 
 def _decoded(array: pa.Array) -> list[Any]:
@@ -81,10 +80,6 @@ def _said(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, dict):
         return {name: _said(one, kind.field(name).type) for name, one in value.items()}
     return [_said(one, kind.value_type) for one in value] if isinstance(value, list) else value
-
-
-def _holds_json(kind: pa.DataType) -> bool:
-    return is_json(kind) or any(_holds_json(kind.field(number).type) for number in range(kind.num_fields))
 
 
 # -- objects become JSON -------------------------------------------------------------------------------------------------
@@ -183,7 +178,7 @@ def _at(path: str) -> str:
 
 def can_be_json(kind: pa.DataType) -> bool:
     """Whether all values of a type can be written as JSON and read again as they are: but for the key that a struct has more."""
-    if is_json(kind) or any(test(kind) for test in (*_PLAIN, *_TEXT)):
+    if is_json(kind) or is_text(kind) or any(test(kind) for test in _PLAIN):
         return True
     if isinstance(kind, pa.BaseExtensionType):
         return False

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brimful.tables.objects import JSON, as_json_column, is_json
-from brimful.tables.ragged import array_of, list_array, null_in, numpy_of, offsets_in, offsets_of
+from brimful.tables.ragged import any_part, array_of, list_array, null_in, numpy_of, offsets_in, offsets_of
 
 _TESTS: Final[Any] = pa.types
 _VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
@@ -56,16 +56,6 @@ def inside(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> p
     if _TESTS.is_struct(kind):
         return pa.struct([(field.name, change(field.type)) for field in kind])
     return kind
-
-
-def any_part(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a type, or a part of it, passes a test.
-
-    >>> any_part(pa.list_(pa.float32()), pa.types.is_floating), any_part(pa.int8(), pa.types.is_floating)
-    (True, False)
-    """
-    parts = (kind.field(number).type for number in range(kind.num_fields))
-    return test(kind) or any(any_part(part, test) for part in parts)
 
 
 def as_plain(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -506,6 +506,21 @@ def has_offsets(kind: pa.DataType) -> bool:
     return offset_type(kind) is not None
 
 
+def any_part(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type, or a part of it, passes a test.
+
+    >>> any_part(pa.list_(pa.float32()), pa.types.is_floating), any_part(pa.int8(), pa.types.is_floating)
+    (True, False)
+    """
+    parts = (kind.field(number).type for number in range(kind.num_fields))
+    return test(kind) or any(any_part(part, test) for part in parts)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column is of text, with offsets of any width or as views."""
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
 def offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:
     """The type of the offsets of lists, texts and bytes of any length; None for other types."""
     if pa.types.is_list(kind) or kind in (pa.string(), pa.binary()):

@@ -31,8 +31,8 @@ from brimful.tables.objects import (
     json_of,
     refuse_nested,
 )
-from brimful.tables.plain import any_part, as_plain, inside, plain
-from brimful.tables.ragged import array_of, is_list, list_array, numpy_of
+from brimful.tables.plain import as_plain, inside, plain
+from brimful.tables.ragged import any_part, array_of, is_list, list_array, numpy_of
 
 SAMPLE_ROWS: Final = 1000
 FIRST_ROWS: Final = 32

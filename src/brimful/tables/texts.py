@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from brimful.tables.blocks import Block
 from brimful.tables.objects import is_json
-from brimful.tables.ragged import is_list
+from brimful.tables.ragged import is_list, is_text
 
 
 def texts_in(schema: pa.Schema, names: Collection[str]) -> list[str]:
@@ -57,6 +57,4 @@ class TokenizedText:
 def _is_text(kind: pa.DataType) -> bool:
     if is_list(kind):
         return bool(pa.types.is_struct(kind.value_type))
-    if is_json(kind):
-        return True
-    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    return is_json(kind) or is_text(kind)
