@@ -31,6 +31,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import brimful as bf
+from brimful.arrays.collated import LaidOut
+from brimful.arrays.columns import ColumnRules
+from brimful.arrays.nested import Nested
+from brimful.arrays.padded import Padded
 from brimful.async_loader import Loaded
 from brimful.batching.batch import Batch
 from brimful.batching.facts import BatchFacts
@@ -80,8 +84,8 @@ from brimful.tables.hashes import Split
 from brimful.tables.origins import ORIGIN, origins
 from brimful.tables.ragged import EMPTY
 from brimful.tensors.bucketed import Bucketed, ToBuckets
-from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Nested, Padded
+from brimful.tensors.collate_fn import CollatedBy, Collator
+from brimful.tensors.in_torch import InTorch
 from brimful.tensors.on_device import OnDevice
 from brimful.warmup import Synthetic
 
@@ -832,25 +836,31 @@ STEPS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # likewise
 LABELS_HIDDEN: Final[Link] = partial(MapBlocks, fn=with_hidden_labels)
 
 
-def collated(collate_fn: Callable[[list[Sample]], Any], *token_columns: str) -> SearchStrategy[Link]:
-    return on(
-        Collated,
-        rules=st.builds(
-            ColumnRules,
-            st.just(("input_ids",)),
-            st.just(token_columns),
-            st.just({"input_ids": 9}),
-            st.sampled_from([{}, {"input_ids": "int32", "attention_mask": "bool"}]),
-        ),
-        layout=st.one_of(st.builds(Padded, st.booleans()), st.just(Nested()), st.just(CollateFnLayout(collate_fn))),
-        unlabelled=st.sampled_from(["keep", "drop"]),
-    )
+def laid_out(*token_columns: str) -> SearchStrategy[Link]:
+    layouts = st.one_of(st.builds(Padded, st.booleans()), st.just(Nested()))
+    return on(LaidOut, layout=layouts, **made_of(*token_columns))
 
 
-WITH_LABELS: Final = collated(in_a_dict, "labels")
-TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
-    Collated: collated(list)
-}  # batches to what is trained on
+def collated_by(collate_fn: Callable[[list[Sample]], Any], *token_columns: str) -> SearchStrategy[Link]:
+    return on(CollatedBy, collator=st.just(Collator(collate_fn)), **made_of(*token_columns))
+
+
+def made_of(*token_columns: str) -> dict[str, SearchStrategy[Any]]:
+    dtypes = st.sampled_from([{}, {"input_ids": "int32", "attention_mask": "bool"}])
+    rules = st.builds(ColumnRules, st.just(("input_ids",)), st.just(token_columns), st.just({"input_ids": 9}), dtypes)
+    return {"rules": rules, "unlabelled": st.sampled_from(["keep", "drop"])}
+
+
+def in_torch(collated: SearchStrategy[Link]) -> SearchStrategy[Link]:
+    return st.builds(lambda link: lambda upstream: InTorch(link(upstream)), collated)
+
+
+WITH_LABELS: Final = st.one_of(laid_out("labels"), collated_by(in_a_dict, "labels"))
+TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to what is trained on
+    LaidOut: laid_out(),
+    CollatedBy: collated_by(list),
+    InTorch: in_torch(st.one_of(laid_out(), collated_by(list))),
+}
 SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Unbatch: on(Unbatch)}  # rows to dicts
 STREAMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
     RoundRobin: st.just(lambda upstream: RoundRobin(upstream, facts_of(upstream).streams()))
@@ -1036,7 +1046,9 @@ def batches() -> SearchStrategy[Make]:
     )
     shared, of_tokens = (st.one_of(one, st.builds(chain, one, STEPS[MicroBatches])) for one in (shared, of_tokens))
     return st.one_of(
-        shared, st.builds(chain, of_tokens, TENSORS[Collated]), st.builds(chain, some_without_labels(), WITH_LABELS)
+        shared,
+        st.builds(chain, of_tokens, st.one_of(*TENSORS.values())),
+        st.builds(chain, some_without_labels(), WITH_LABELS),
     )
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import brimful
 import brimful as bf
+from brimful.arrays.collated import Collated
 from brimful.async_loader import Loaded
 from brimful.batching.batch import Batch, PlannedWindow
 from brimful.batching.window import PlanningWindow
@@ -38,7 +39,6 @@ from brimful.rows.functions import Filter, SampleFunction
 from brimful.rows.mixing import Concat, Interleave
 from brimful.sources.files import FromFiles
 from brimful.tables.blocks import Block
-from brimful.tensors.collated import Collated
 from brimful.testing import assert_exact_resume, first_difference
 from tests import strategies as draw
 from tests.effort import examples

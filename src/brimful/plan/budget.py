@@ -412,7 +412,7 @@ def divided(policy: Policy, parts: int) -> Policy:
     if isinstance(policy, CostBudget):
         return replace(policy, limit=policy.limit / parts)
     own = getattr(policy, "divided", None)
-    return policy if own is None else own(parts)  # type: ignore[no-any-return]
+    return policy if own is None else own(parts)
 
 
 def exceeded(policy: Policy | None, rows: int, length: int) -> str:

@@ -136,7 +136,7 @@ class MultiBudget:
             padded = np.concatenate([padded, greatest], axis=1)
         return replace(
             plan,
-            padded_lengths=padded[:, 0] if np.ndim(sizes) == 1 and not isinstance(sizes, Mapping) else padded,
+            padded_lengths=padded if isinstance(sizes, Mapping) or np.ndim(sizes) > 1 else padded[:, 0],
             tokens=int(values[:, :count].sum()),
             num_padded=count,
         )
