@@ -148,6 +148,10 @@ class DataIndex(Index):
         """Answers about so many rows, from a file beside them; where there is none, those of `ask`."""
         return ask(lambda: None)
 
+    def kept_sizes(self, name: str, ask: Ask) -> NDArray[np.int64]:
+        """A size of each row, likewise."""
+        return ask(lambda: None)
+
     @property
     def originals(self) -> Any:
         """See `Facts.originals`."""
