@@ -37,6 +37,8 @@ def kind_of(*values: Any) -> pa.DataType:
         ([[{"b": 1, "d": (1,)}], [{"b": 2.5}]], pa.list_(pa.struct([("b", FLOAT), ("d", pa.list_(INT))]))),
         ([[[None]], [[]]], pa.list_(pa.list_(INT))),
         ([1, 2**63], pa.uint64()),
+        ([[1], None, [], [2**63]], pa.list_(pa.uint64())),
+        ([[[2**63]], [[]]], pa.list_(pa.list_(pa.uint64()))),
         ([np.array([1, 2]), np.array([3])], pa.list_(INT)),
     ],
 )
@@ -115,7 +117,7 @@ REMEDY = "; say its type in schema=, or leave the column out with columns="
         (
             {"a": 2**63},
             "column 'a' is int64 by the schema but an integer here (9,223,372,036,854,775,808 is beyond int64); "
-            "say its type in schema= ('a': pa.uint64()), or leave the column out with columns=",
+            "say its type in schema= ('a': 'uint64', or 'json' if others are negative), or leave the column out with columns=",
         ),
         (
             {"a": {"b": b""}},
@@ -132,7 +134,16 @@ REMEDY = "; say its type in schema=, or leave the column out with columns="
             "kinds); say its type in schema= ('t': 'json'), or leave the column out with columns=",
         ),
         ({"t": [1, 2.5]}, "column 't' is list<item: int32> by the schema but list<item: double> here" + REMEDY),
-        ({"t": [2**40]}, "column 't' is list<item: int32> by the schema but list<item: int64> here" + REMEDY),
+        (
+            {"t": [2**40]},
+            "column 't' is list<item: int32> by the schema but list<item: int64> here; say its type in schema= "
+            "('t': pa.list_(pa.int64())), or leave the column out with columns=",
+        ),
+        (
+            {"t": [2**63, -1]},
+            "column 't' is list<item: int32> by the schema but list that no column can hold here (no type of 64 bits has all "
+            "its integers); say its type in schema= ('t': 'json'), or leave the column out with columns=",
+        ),
         ({"t": 1}, "column 't' is list<item: int32> by the schema but int64 here" + REMEDY),
         (
             {"s": {"b": 1.5}},
