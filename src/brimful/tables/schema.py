@@ -336,9 +336,16 @@ def _common(values: list[Any]) -> pa.DataType:
     except UNFIT:
         found = pa.schema([("", pa.null())])
         column = _as_structs if has_objects(values) else as_column  # JSON is for all of them, or for none
+        fitting = []
         for value in values:
             with suppress(*UNFIT):
-                found = unified([found, pa.schema([("", column([value]).type)])])
+                field = pa.field("", column([value]).type)
+                if not _apart(found, field):
+                    found = unified([found, pa.schema([field])])
+                    fitting.append(value)
+        if _unsigned(fitting) is not None:
+            with suppress(*UNFIT):
+                return as_column(fitting).type  # Arrow has int64 for int64 and uint64
         return found.field(0).type
 
 
