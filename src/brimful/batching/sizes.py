@@ -22,6 +22,10 @@ from brimful.tables.ragged import is_number, token_counts
 IntArray: TypeAlias = NDArray[np.int64]
 Size: TypeAlias = str | Callable[[Any], ArrayLike]
 """A column, or a function of an Arrow record batch of n rows that gives n whole numbers."""
+LengthColumn: TypeAlias = Size | Sequence[Size]
+"""What users give: one, or several."""
+TOKENS: Final = "input_ids"
+"""What is planned over unless a user says something else."""
 
 
 def sizes_of(setting: str, given: Any) -> tuple[Size, ...]:
@@ -47,6 +51,19 @@ def name_of_size(size: Size) -> str:
     return size if isinstance(size, str) else name_of(size)
 
 
+def named_sizes(names: Sequence[str], given: Sequence[Size]) -> tuple[Size, ...]:
+    """The sizes of these names: a function of the name that is given, else a column.
+
+    Raises:
+        ValueError: one is given of which there is no limit.
+    """
+    functions = {name_of_size(one): one for one in given}
+    unknown = [name for name, one in functions.items() if name not in names and one != TOKENS]
+    if unknown:
+        raise ValueError(f"length_column names {unknown[0]!r}, and the limits are of {', '.join(names)}")
+    return tuple(functions.get(name, name) for name in names)
+
+
 def sizes_in(block: Block, sizes: Sequence[Size], required: bool) -> IntArray:
     """The sizes of the rows of a block, int64 (n,) or (n, d); zeros where columns are absent and not required."""
     columns = [one for one in sizes if isinstance(one, str)]
@@ -57,11 +74,12 @@ def sizes_in(block: Block, sizes: Sequence[Size], required: bool) -> IntArray:
 
 
 def sizes_at(
-    index: Index, numbers: IntArray, sizes: Sequence[Size], required: bool, version: str | None = None
+    index: Index, rows: Index, numbers: IntArray, sizes: Sequence[Size], required: bool, version: str | None = None
 ) -> IntArray:
     """The sizes of rows of an index. Its lists have lengths that it knows; for anything else all rows are read once.
 
     Args:
+        rows: the same rows as functions get them, with all of their columns.
         version: of the functions: with it, what they say is kept beside a store.
     """
     known = {one for one in sizes if isinstance(one, str) and not _is_number(index, one)}
@@ -70,7 +88,7 @@ def sizes_at(
     found = [
         np.asarray(index.lengths_at(numbers, [one], required), dtype=np.int64)
         if one in known and isinstance(one, str)
-        else _whole(index, one, version)[numbers]
+        else _whole(rows, one, version)[numbers]
         for one in sizes
     ]
     return found[0] if len(found) == 1 else np.stack(found, axis=1)

@@ -260,13 +260,14 @@ class StoreIndex(DataIndex):
     def cached_mask(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
         return self._beside(f"{name}.{self._content}.bits", count, ask, _BITS)
 
-    def kept_sizes(self, name: str, ask: Ask) -> NDArray[np.int64]:
+    def kept_sizes(self, name: str, ask: Callable[[Callable[[], None]], NDArray[np.int64]]) -> NDArray[np.int64]:
         return self._beside(f"{name}.{self._content}.sizes", len(self), ask, _SIZES)
 
-    def _beside(self, name: str, count: int, ask: Ask, form: _Form) -> NDArray[Any]:
+    def _beside(self, name: str, count: int, ask: Any, form: _Form) -> NDArray[Any]:
         if is_remote(self.path):
             logger.warning("%s is kept in memory: the store %s is not on this machine", name, self.path)
-            return ask(lambda: None)
+            found: NDArray[Any] = ask(lambda: None)
+            return found
         return _kept_answers(Path(self.path).expanduser() / name, count, ask, form)
 
     @property
