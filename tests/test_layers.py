@@ -21,7 +21,7 @@ ROOMS = {  # in the order in which data flow, from below; a module imports from 
     "integrations": 20, "__init__": 21, "console": 22, "report": 22, "demo": 23, "cli": 24, "__main__": 25,
 }  # fmt: skip
 SHARED = {  # what the adapters of a room are made of; an adapter does not import another
-    "integrations": {"adapter", "checkpoint", "copies", "data", "guard", "loss"},  # of one trainer
+    "integrations": {"calls", "checkpoint", "data", "follow", "guard", "loss", "settings", "trainer"},  # of one trainer
 }  # fmt: skip
 TORCH = {
     "async_loader",

@@ -374,6 +374,13 @@ def test_two_processes_are_killed_and_go_on_as_two_and_as_one(ranks_of: Any, fol
     assert [ids for ((ids,), _) in alone if ids] == in_turn
 
 
+def test_where_a_rank_fails_others_are_not_waited_for_and_their_streams_have_no_place(
+    ranks_of: Any, folder: Path
+) -> None:
+    assert ranks_of(2, "failed", folder, "indexed") == [1, 1], "all ranks have the same place"
+    assert ranks_of(2, "failed", folder, "streamed") == [0, 0], "a resume from it is refused"
+
+
 def test_ranks_that_would_all_train_on_everything_are_refused(ranks_of: Any, folder: Path) -> None:
     message = "there are 2 ranks, and the batches of this loader are not shared out: each rank would train on all of them; say "
     assert all(said.startswith(message + "batches.shard().loader()") for said in ranks_of(2, "unsharded", folder))
