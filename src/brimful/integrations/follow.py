@@ -27,7 +27,8 @@ class Follow:
     the end of a loop that was left.
 
     >>> import brimful as bf
-    >>> follow = Follow(bf.from_sequence([[1], [2], [3]]).batch(1).loader())
+    >>> batches = bf.from_sequence([[1], [2], [3]]).batch(1)
+    >>> follow = Follow(batches.loader())
     >>> follow.begin()
     >>> for batch in follow.loader:
     ...     follow.handed_out += 1
@@ -35,8 +36,9 @@ class Follow:
     ...         follow.use()
     >>> follow.unused
     1
-    >>> follow.end()
-    >>> [batch["input_ids"].tolist() for batch in follow.loader]
+    >>> resumed = batches.loader()
+    >>> resumed.load_state_dict(follow.state(gather=list))
+    >>> [batch["input_ids"].tolist() for batch in resumed]
     [[[3]]]
     """
 

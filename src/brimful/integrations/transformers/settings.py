@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from torch.utils.data import Dataset
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from brimful.integrations.follow import accumulated
@@ -25,21 +24,15 @@ NO_EFFECT: Final[dict[str, int | str]] = {
 """Settings of a trainer that do nothing to batches that are made already, and their defaults."""
 
 
-class TakenOut(NamedTuple):
-    """The arguments of a trainer's constructor with a stand-in for each of ours, and these.
+def taken_out(
+    trainer: Any, base: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """The arguments of the constructor of `base` with a stand-in for each of ours, and ours by name.
 
-    Args:
-        data_collator: the one that the trainer was given, if all its data are batches.
+    Raises:
+        TypeError: samples, or batches that are not named.
+        ValueError: all data are batches, and there is a data_collator.
     """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    given: dict[str, Any]
-    data_collator: Any
-
-
-def taken_out(trainer: Any, base: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TakenOut:
-    """Takes batches, and loaders of them, out of the arguments that the constructor of `base` gets."""
     bound = inspect.signature(base.__init__).bind(trainer, *args, **kwargs)
     extra = next((p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
 
@@ -49,9 +42,12 @@ def taken_out(trainer: Any, base: type[Any], args: tuple[Any, ...], kwargs: dict
     everything = [each for name in DATA for each in each_of(name, place_of(name).get(name))]
     for name, one in everything:
         refuse_samples(name, one)
-    data_collator = (
-        place_of("data_collator").get("data_collator") if all(is_ours(one) for _, one in everything) else None
-    )
+    only_ours = bool(everything) and all(is_ours(one) for _, one in everything)
+    if only_ours and place_of("data_collator").get("data_collator") is not None:
+        raise ValueError(
+            "a data_collator is not called on batches, which are made already: give it to them, "
+            "batch(..., collate_fn=data_collator)"
+        )
     taken: dict[str, Any] = {}
     for name in DATA:
         place = place_of(name)
@@ -65,7 +61,7 @@ def taken_out(trainer: Any, base: type[Any], args: tuple[Any, ...], kwargs: dict
         place["args"] = accumulating(place.get("args"), trained)
     if any(map(is_ours, bound.args)):
         raise TypeError("name the data that you give a trainer: train_dataset=batches, eval_dataset=batches")
-    return TakenOut(bound.args[1:], bound.kwargs, taken, data_collator)
+    return bound.args[1:], bound.kwargs, taken
 
 
 def each_of(name: str, given: Any) -> list[tuple[str, Any]]:
@@ -75,23 +71,14 @@ def each_of(name: str, given: Any) -> list[tuple[str, Any]]:
     return [] if given is None else [(name, given)]
 
 
-class StandIn(Dataset[Any]):
-    """What a trainer's constructor gets in place of batches."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, number: int) -> Any:
-        raise TypeError("the data of this trainer are batches: iterate over its get_train_dataloader()")
-
-
 def stand_in(base: type[Any]) -> Any:
     """Something that the constructor of a trainer takes for data; of TRL's, which wants to prepare them, prepared ones."""
+    sample = {"input_ids": [0, 0], "labels": [0, 0]}
     if any(one.__module__.startswith("trl.") for one in base.__mro__):
-        from datasets import Dataset as Prepared
+        from datasets import Dataset
 
-        return Prepared.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]})
-    return StandIn()
+        return Dataset.from_list([sample])
+    return [sample]
 
 
 def accumulating(args: Any, trained: Any) -> Any:
@@ -120,11 +107,10 @@ def shifts_labels(trainer: Any, model: Any) -> bool:
     return bool(getattr(trainer, "_loss_shifts_labels", False))
 
 
-def refuse_settings(trainer: Any, data_collator: Any, *, trains: bool) -> None:
+def refuse_settings(trainer: Any, *, trains: bool) -> None:
     """An error for settings that batches cannot be right under, a warning for those that do nothing to them.
 
     Args:
-        data_collator: what the trainer was given, if all its data are batches.
         trains: whether it is given batches to train on.
     Raises:
         ValueError: with the remedy.
@@ -146,11 +132,6 @@ def refuse_settings(trainer: Any, data_collator: Any, *, trains: bool) -> None:
                 f"{kind} parallelism ({size} processes a sequence) cuts batches across processes, which trainer_class does not "
                 "serve: use plain Trainer with a dataset of samples, or data parallelism"
             )
-    if data_collator is not None:
-        raise ValueError(
-            "a data_collator is not called on batches, which are made already: give it to them, "
-            "batch(..., collate_fn=data_collator)"
-        )
     idle = [name for name, default in NO_EFFECT.items() if getattr(args, name, default) != default]
     if trains and idle:
         logger.warning(

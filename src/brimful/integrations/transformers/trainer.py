@@ -68,9 +68,9 @@ class TrainerOfBatches(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.__guard = IsolationGuard(self._brimful_isolation)
         self.__data = TrainerData(self)
-        taken = taken_out(self, self._brimful_base, args, kwargs)
-        super().__init__(*taken.args, **taken.kwargs)
-        for name, given in taken.given.items():
+        args, kwargs, ours = taken_out(self, self._brimful_base, args, kwargs)
+        super().__init__(*args, **kwargs)
+        for name, given in ours.items():
             held = getattr(self, name, None)
             setattr(self, name, {**held, **given} if isinstance(given, dict) and isinstance(held, dict) else given)
         model = base_model(self.model)
@@ -78,8 +78,8 @@ class TrainerOfBatches(Trainer):
         keys = keys_of(model, self.label_names) if self.args.remove_unused_columns else None
         self.__inputs = ModelInputs(keys, type(model).__name__, shared=self.accelerator.num_processes > 1)
         self.callback_handler.callbacks.insert(0, AfterStep(self.__stepped))  # before others see the epoch
-        if taken.given:
-            refuse_settings(self, taken.data_collator, trains="train_dataset" in taken.given)
+        if ours:
+            refuse_settings(self, trains="train_dataset" in ours)
         if is_ours(self.train_dataset):
             own = self.__data.own("train_dataset", self.train_dataset)
             self.__data.is_run(own)
@@ -233,11 +233,9 @@ class TrainerOfBatches(Trainer):
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         with self.__at_hand(inputs):
             loss = super().training_step(model, inputs, *args, **kwargs)
-        if (
-            isinstance(inputs, TrainerBatch)
-            and not inputs.weighed
-            and (inputs.share is None or inputs.share.scale is not None)
-        ):
+        share = getattr(inputs, "share", None)
+        wanted = isinstance(inputs, TrainerBatch) and (share is None or share.scale is not None)
+        if wanted and not inputs.weighed:
             raise RuntimeError(
                 f"the loss of this batch was not weighed by its labels: {type(self).__name__} overrides compute_loss "
                 "or get_batch_samples and does not call super(); make the class of Trainer, and trainer_class of that"
