@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 
 from brimful.batches import Batches
 from brimful.core.above import ReadsAhead
-from brimful.core.facts import refuse_static_buffers
+from brimful.core.facts import facts_of, refuse_static_buffers
 from brimful.core.stage import Stage
 
 _FETCHING: Final = "torch.utils.data._utils.fetch"
@@ -120,9 +120,10 @@ def check_buffers(stage: Stage[Any]) -> None:
     Raises:
         ValueError: with what to do.
     """
-    frames = list(_frames(sys._getframe(1)))
-    if (holder := _reader(frames).name or _holder(frames)) is not None:
-        refuse_static_buffers(stage, holder)
+    if facts_of(stage).static_buffers:  # else no frame is asked for its locals, which it would keep
+        frames = list(_frames(sys._getframe(1)))
+        if (holder := _reader(frames).name or _holder(frames)) is not None:
+            refuse_static_buffers(stage, holder)
 
 
 def _frames(frame: FrameType | None) -> Iterator[tuple[str, FrameType]]:
