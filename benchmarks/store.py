@@ -40,7 +40,7 @@ RUNS = 5
 FRESH = """
 import sys, time
 import torch, brimful as bf
-import brimful.batches, brimful.read, brimful.store.index, brimful.store.local, brimful.tensors.explained, brimful.tensors.padded
+import brimful.batches, brimful.read, brimful.store.index, brimful.store.local, brimful.tensors.in_torch
 
 began = time.perf_counter()
 it = bf.from_store(sys.argv[1], shuffle=True).batch_by_tokens(int(sys.argv[2])).iter()

@@ -52,10 +52,10 @@ def ours(tokenizer: str, files: list[str], engine: str) -> dict[str, Any]:
     from tokenizers import Tokenizer
 
     import brimful as bf
+    import brimful.arrays.explained
     import brimful.batches
     import brimful.read
-    import brimful.tensors.explained
-    import brimful.tensors.padded
+    import brimful.tensors.in_torch
     from brimful.encoding import compiled
 
     if compiled.installed():

@@ -371,14 +371,16 @@ MUTANTS: Final = (
     # -- tensors, labels and weights
     Mutant(
         "a mask shows padding",
-        "brimful.tensors.padded:padded",
+        "brimful.arrays.padded:Padded.item",
         gives(with_part("attention_mask", lambda mask: mask | 1)),
         ORACLE,
     ),
     Mutant(
         "positions go on over the samples of a row",
-        "brimful.tensors.packed:packed",
-        gives(with_part("position_ids", lambda places: torch.arange(places.shape[1]).expand(places.shape))),
+        "brimful.arrays.packed:PackedLayout.item",
+        gives(
+            with_part("position_ids", lambda places: np.broadcast_to(np.arange(places.shape[1]), places.shape).copy())
+        ),
         ORACLE,
     ),
     Mutant(
@@ -401,7 +403,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a filler weighs as much as a batch",
-        "brimful.tensors:weighed",
+        "brimful.arrays:Collated._finished",
         gives(with_part("weight", lambda weight: 1.0)),
         LOOPS,
     ),
@@ -415,7 +417,7 @@ MUTANTS: Final = (
         "samples without a label stay in their batch",
         "brimful.batching:Batch.without",
         instead(lambda self, places: self),
-        of("tensors/test_unlabelled", "test_drop_makes_padding_of_packed_pieces"),
+        of("arrays/test_unlabelled", "test_drop_makes_padding_of_packed_pieces"),
     ),
     Mutant(
         "labels of a step are not counted",

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_kills_lose_nothing_and_repeat_nothing(folder: Path) -> None:
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["brimful.tensors.padded", "tests.crash_child"])
+    processes.set_forkserver_preload(["brimful.arrays.padded", "tests.crash_child"])
     draw = random.Random(1)
     place = folder / "place.json"
     for _ in range(KILLS):

@@ -7,15 +7,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args
 
+from brimful.arrays.collated import Collated, LaidOut, Unlabelled
+from brimful.arrays.columns import ColumnRules
+from brimful.arrays.layout import Layout
+from brimful.arrays.nested import Nested
+from brimful.arrays.packed import PackedLayout
+from brimful.arrays.padded import Padded
 from brimful.batching.batch import Batch, Uneven
-from brimful.batching.batched import Batched, Narrowed, ShuffleBatches, check_shuffle
-from brimful.batching.chains import sharded
-from brimful.batching.distributed import check_group, world_size_here
 from brimful.batching.facts import batch_facts, collated_of, planned_prefix
 from brimful.batching.items import EnumerateItems, MapItems, TakeItems
 from brimful.batching.micro_batches import MicroBatches
+from brimful.batching.order import ShuffleBatches, check_shuffle
+from brimful.batching.placement import Ranks, check_group, world_size_here
 from brimful.batching.planners import BatchPlanner
-from brimful.batching.round_robin import RoundRobin, told
+from brimful.batching.planning import Batched, PlannedWindows
+from brimful.batching.round_robin import RoundRobin
+from brimful.batching.shared import shared, told
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.above import DATASET, GUARD
@@ -27,6 +34,7 @@ from brimful.core.run import Run
 from brimful.core.stage import Stage, check_depth, running
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.indexed import Indexed
+from brimful.plan.buckets import Rounding
 from brimful.plan.budget import SampleCost, sample_cost
 from brimful.plan.errors import check_bool, check_mapping, function, integer, names_of, one_of, timeout, warn_once
 from brimful.plan.once import once, settings_of
@@ -35,14 +43,14 @@ from brimful.tables.blocks import Block, Sample
 from brimful.tables.describe import as_html, as_text, described_chain
 from brimful.tables.ragged import is_labels
 from brimful.tables.texts import TokenizedText
-from brimful.tensors.collated import Collated, Unlabelled
-from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Layout, PackedLayout, layout_named
+from brimful.tensors.collate_fn import CollatedBy, Collator
+from brimful.tensors.in_torch import InTorch
 
 if TYPE_CHECKING:
     import torch
 
+    from brimful.arrays.explained import Explanation
     from brimful.loader import Loader
-    from brimful.tensors.explained import Explanation
 
 T = TypeVar("T")
 
@@ -201,9 +209,8 @@ class Batches:
                 "shard takes the data-parallel ranks from process_group or from mesh (got both); give one of them"
             )
         check_group(process_group, mesh)
-        ranks = process_group if mesh is None else mesh
-        how = {"rank": rank, "world_size": world_size, "process_group": ranks, "uneven": uneven}
-        return replace(self, stage=sharded(self.stage, **how, timeout_seconds=timeout_seconds))
+        ranks = Ranks(rank, world_size, process_group if mesh is None else mesh)
+        return replace(self, stage=shared(self.stage, ranks, uneven, timeout_seconds))
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch as integers: sample numbers and padded lengths. After `take(n)` there are at most n.
@@ -254,7 +261,7 @@ class Batches:
         known = batch_facts(self.stage)
         length = vars(self).get("_length")
         found = described_chain(self.stage, known.planned, self.repeats, known.planned_by, length)
-        return found if collated_of(self.stage).layout.as_tensors else found | {"columns": "made by collate_fn"}
+        return found if collated_of(self.stage).as_arrays else found | {"columns": "made by collate_fn"}
 
     @property
     def streams(self) -> int | None:
@@ -382,14 +389,14 @@ class Batches:
 
     def _unpadded(self) -> Batches:
         """Batches whose lists are padded by what comes next."""
-        collated = collated_of(self.stage)
-        layout = collated.layout.unpadded()
-        if layout is None or self.stage is not collated:
+        collated = self.stage.upstream if isinstance(self.stage, InTorch) else None
+        layout = collated.layout.unpadded() if isinstance(collated, LaidOut) else None
+        if layout is None:
             raise ValueError(
                 "pad_on_device needs brimful's own padded batches. Leave out collate_fn, other layouts and pack, and call map, "
                 "take, enumerate and prefetch after to_device"
             )
-        return replace(self, stage=replace(collated_of(self.stage), layout=layout))
+        return replace(self, stage=InTorch(replace(cast(LaidOut, collated), layout=layout)))
 
     def shapes(self, epoch: int = 0) -> dict[tuple[int, ...], int]:
         """Counts the shapes (rows, tokens) of an epoch's batches, the most frequent first. A compiler sees each of
@@ -412,7 +419,7 @@ class Batches:
                 "the shapes of these batches cannot be counted: a mixture of repeating data has no epochs. Call take(n) first"
             )
         collated = collated_of(self.stage)
-        if not collated.layout.as_tensors:
+        if not collated.as_arrays:
             static = not collated.rules.packs and batch_facts(self.stage).shapes() is not None
             pad = static or collated.fewer_shapes
             warn_once(
@@ -447,7 +454,7 @@ class Batches:
              0  sequence, row 0       2
              1  sequence, row 1       1
         """
-        from brimful.tensors.explained import explained
+        from brimful.arrays.explained import explained
 
         column = collated_of(self.stage).rules.length_columns[0]
         made = facts_of(self.stage).tokenizers().get(column, ())
@@ -562,7 +569,7 @@ def batches_of(
         windows = Planned(
             cast(Indexed, stage), rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, fewest
         )
-    planned: Stage[Batch] = Batched(
+    plans = PlannedWindows(
         windows,
         planner,
         order.drop_last,
@@ -573,19 +580,14 @@ def batches_of(
         labels_follow=rules.labels_follow,
         window=rows or window,
     )
+    planned: Stage[Batch] = Batched(plans)
     if (streams := data.streams()) is not None:
         planned = RoundRobin(planned, streams)
-    if data.one_by_one:
-        planned = Narrowed(planned)
     if parts > 1:
         planned = MicroBatches(planned, parts, rules.labels_follow)
     tokens = known.get(rules.length_columns[0])
-    layout = _layout(form, planner, None if tokens is None else tokens.side, originals, rules.left_out)
-    remedy = planner.fewer_shapes
-    if remedy and not layout.as_tensors:
-        take = "" if planner.shapes() else "take StaticShapes, "
-        remedy = f"{take}have collate_fn pad to the buckets, and fill up the rows of StaticShapes"
-    return Batches(Collated(planned, rules, layout, remedy, planner.verb, form.unlabelled), repeats)
+    side = form.pad_side or (None if tokens is None else tokens.side) or "right"
+    return Batches(InTorch(_collated(planned, rules, form, planner, side, originals)), repeats)
 
 
 def _check_whole(planner: BatchPlanner) -> None:
@@ -617,33 +619,72 @@ def _rules(known: Mapping[str, Padding], columns: ColumnSettings, packs: bool) -
     return ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs)
 
 
-def _layout(
-    form: FormSettings, planner: BatchPlanner, tokenizer_side: str | None, originals: Any, left_out: tuple[str, ...]
-) -> Layout:
-    """That of the tensors, or what a user's function makes instead."""
-    side = form.pad_side or tokenizer_side or "right"
+def _collated(
+    planned: Stage[Batch],
+    rules: ColumnRules,
+    form: FormSettings,
+    planner: BatchPlanner,
+    side: str,
+    originals: Any,
+) -> Collated:
+    """What makes arrays by a layout, or what a user's function makes instead."""
     one_of("pad_side", side, "right", "left")
     parallel = Parallel(form.max_workers, form.executor_type, prefetch_factor=1)
     collate_fn = form.collate_fn or (None if originals is None else originals.collate_fn)
-    if collate_fn is not None:
-        if form.layout not in ("padded", "packed") or form.num_groups is not None:
-            given = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
-            raise ValueError(f"collate_fn makes the batch, so {given} has no effect. Give one of the two")
-        policy = planner.sizing if originals is not None and originals.declared else None
-        alone = planner.overlong == "alone"
-        return CollateFnLayout(function("collate_fn", collate_fn), parallel, originals, left_out, policy, alone)
-    if parallel != Parallel(prefetch_factor=1):
-        raise ValueError("max_workers and executor_type need a collate_fn. To make batches ahead of use, call prefetch")
+    given = planned, rules, planner.fewer_shapes, planner.verb, form.unlabelled
+    if collate_fn is None:
+        if parallel != Parallel(prefetch_factor=1):
+            raise ValueError(
+                "max_workers and executor_type need a collate_fn. To make batches ahead of use, call prefetch"
+            )
+        return LaidOut(*given, layout=_layout(form, planner, side))
+    if form.layout not in ("padded", "packed") or form.num_groups is not None:
+        other = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
+        raise ValueError(f"collate_fn makes the batch, so {other} has no effect. Give one of the two")
+    in_threads = parallel.max_workers > 0 and parallel.executor_type == "thread"
+    made = CollatedBy(
+        *given,
+        collator=Collator(function("collate_fn", collate_fn), originals, rules.left_out, in_threads),
+        parallel=parallel,
+        policy=planner.sizing if originals is not None and originals.declared else None,
+        alone=planner.overlong == "alone",
+    )
+    if not planner.fewer_shapes:
+        return made
+    take = "" if planner.shapes() else "take StaticShapes, "
+    remedy = f"{take}have collate_fn pad to the buckets, and fill up the rows of StaticShapes"
+    return replace(made, fewer_shapes=remedy)
+
+
+def _layout(form: FormSettings, planner: BatchPlanner, side: str) -> Layout:
+    """The layout that a user names."""
     if form.layout == "packed":
         return PackedLayout()
-    if form.layout == "grouped" and form.pad_side == "left":
+    one_of("layout", form.layout, "padded", "nested", "grouped")
+    static = planner.shapes() is not None
+    if static and form.layout != "padded":
+        words = "nothing" if form.layout == "nested" else "each group to its own longest"
+        raise ValueError(f"layout={form.layout!r} pads {words}, so it has no static shapes; choose layout='padded'")
+    if form.layout == "grouped":
+        return _grouped(form, planner, side)
+    if form.num_groups is not None:
+        raise ValueError(f"num_groups is for layout='grouped' (got layout={form.layout!r})")
+    return Padded(side == "left", static) if form.layout == "padded" else Nested()
+
+
+def _grouped(form: FormSettings, planner: BatchPlanner, side: str) -> Layout:
+    from brimful.tensors.grouped import Grouped
+
+    if form.pad_side == "left":
         raise ValueError("layout='grouped' pads on the right; leave pad_side out, or choose layout='padded'")
-    if form.layout == "grouped" and side == "left":
+    if side == "left":
         warn_once(
             "layout='grouped' pads on the right, but the tokenizer pads on the left. Give pad_side='right' if this is meant, or "
             "choose layout='padded'"
         )
-    return layout_named(form.layout, side == "left", planner.shapes() is not None, form.num_groups, planner.rounded)
+    multiple, buckets = getattr(planner.rounded, "pad_to_multiple_of", 1), getattr(planner.rounded, "buckets", None)
+    groups = integer("num_groups", 4 if form.num_groups is None else form.num_groups, 1, "group")
+    return Grouped(groups, Rounding(pad_to_multiple_of=multiple, buckets=buckets))
 
 
 def _rows(window: int | str, step_batches: int) -> tuple[int, int | None]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, TypeA
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.arrays.collated import Unlabelled
 from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings, batches_of
-from brimful.batching.batched import ShuffleBatches
+from brimful.batching.order import ShuffleBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shuffle import Shuffle
@@ -63,7 +64,6 @@ from brimful.tables.hashes import Side, Split
 from brimful.tables.learnt import Learnt
 from brimful.tables.ragged import TruncateSide
 from brimful.tables.schema import Types, asked
-from brimful.tensors.collated import Unlabelled
 
 if TYPE_CHECKING:
     from brimful.loader import Loader
@@ -1252,7 +1252,7 @@ class Dataset:
         A model must read the positions or the boundaries to keep the samples of a row apart. Llama, Qwen and many other
         causal models of transformers do. GPT-OSS, OPT, Falcon, Mamba and others do not, and mix the samples without an
         error. Bidirectional models such as BERT need `bf.attention.padding_free(batch, causal=False)`. See
-        `brimful.tensors.packed.packed`.
+        `brimful.arrays.packed.PackedLayout`.
 
         Price: an `attention_mask` is read for the lengths, about 5 ns a token. With indexed data, every rank reads it.
             `balance_cost` takes 1 to 12 us a sample.

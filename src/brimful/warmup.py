@@ -11,6 +11,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from brimful.arrays.collated import Collated
+from brimful.arrays.columns import ColumnRules
 from brimful.batches import Batches
 from brimful.batching.batch import Batch
 from brimful.batching.facts import BatchFacts, batch_facts, collated_of
@@ -22,9 +24,8 @@ from brimful.core.stats import recompile_limit
 from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
-from brimful.plan.errors import integer, logger, name_of, one_of
-from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import ColumnRules
+from brimful.plan.errors import integer, logger, one_of
+from brimful.tensors.in_torch import in_torch
 from brimful.tensors.on_device import OnDevice
 from brimful.tensors.structures import mapped, tensors_of
 
@@ -162,8 +163,9 @@ class Synthetic(Stage[Any]):
 def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, None]]:
     """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
     alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
-    layout: Any = collated_of(alone.stage).layout
-    if layout.varies:
+    collated = collated_of(alone.stage)
+    layout: Any = getattr(collated, "layout", None)
+    if layout is not None and layout.varies:
         raise ValueError(
             f"warm_up cannot know the shapes of layout='{layout.name}' before they come; call the step yourself, or batch with "
             "layout='padded'"
@@ -178,7 +180,7 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
             raise ValueError(
                 "there is no batch to warm up with: the data are empty, or drop_last leaves nothing of them"
             )
-        if not layout.as_tensors:
+        if layout is None:
             both = _extremes(collated.upstream)
             if missing := [shape for shape in shapes if shape not in both]:
                 logger.warning("warm_up: no batch is planned with the shapes %s, so collate_fn makes none", missing)
@@ -187,19 +189,19 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
             return with_inputs(collated, planned)
         if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
             return TakeItems(collated, 1)
-        padded = mapped(pattern, lambda tensor: tensor)  # also where the device is to pad
+        padded = mapped(in_torch(collated)(pattern), lambda tensor: tensor)  # also where the device is to pad
         return Synthetic(partial(like, padded, rules=collated.rules), tuple(shapes), known)
 
     above = with_synthetic(alone.stage, batches_like)
 
     def made() -> Generator[Any, None, None]:
         with replace(alone, stage=above).iter() as items:
-            for shape, *same in zip(shapes, *[items] * (1 if layout.as_tensors else 2)):
+            for shape, *same in zip(shapes, *[items] * (2 if layout is None else 1)):
                 sizes = [[tuple(tensor.shape) for tensor in tensors_of(one)] for one in same]
                 for one, other in zip_longest(sizes[0], sizes[-1]):
                     if one != other:
                         raise ValueError(
-                            f"collate_fn={name_of(layout.collate_fn)} makes tensors of {one} and {other} of two batches that "
+                            f"{collated.collator.called_as} makes tensors of {one} and {other} of two batches that "
                             f"are both planned as (rows, tokens) {shape}. Have it pad to the smallest bucket that holds its "
                             "longest sample, and fill up the rows with copies of weight 0. If __getitem__ changes the length of "
                             "a sample at random, return the planned length with the sample, and choose the bucket by that"

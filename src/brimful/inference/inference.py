@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, cast, get_args, overload
+from typing import Any, Final, Literal, NamedTuple, get_args, overload
 from zlib import crc32
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings, batches_of
 from brimful.batching.batch import Batch
+from brimful.batching.facts import collated_of
 from brimful.batching.planners import ByPolicy
 from brimful.batching.window import PlanningWindow
 from brimful.core.facts import facts_of, refuse_streams
@@ -55,9 +56,7 @@ from brimful.read import from_iterable, from_sequence
 from brimful.rows.columns import TextBytes, bytes_of
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.origins import where
-from brimful.tensors.collated import Collated
-from brimful.tensors.columns import WindowColumns
-from brimful.tensors.layouts import Layout
+from brimful.tensors.in_torch import InTorch
 
 NAMED: Final = 5
 """So many samples of a batch that fails are named."""
@@ -232,7 +231,7 @@ def map_batches_in_order(
         "version": version,
         "layout": layout,
         "pad_side": pad_side or (padding.side if padding else "right"),
-        "dtypes": dict(stage.rules.dtypes),
+        "dtypes": dict(collated_of(stage).rules.dtypes),
         "collate_fn": None if collate_fn is None else name_of(collate_fn),
     }
     check_path("output", output)
@@ -501,19 +500,6 @@ def _in_order(
             held = {}
 
 
-@dataclass(frozen=True)
-class _WithNumbers(Layout):
-    """A layout's item, and the batch that says which samples are in it."""
-
-    layout: Layout
-
-    def item(self, batch: Batch, columns: WindowColumns) -> Any:
-        return batch, self.layout.item(batch, columns)
-
-    def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
-        return self.layout.shape(batch, item[1], columns)
-
-
 def _with_numbers(
     stage: Stage[Block],
     planner: ByPolicy,
@@ -521,14 +507,15 @@ def _with_numbers(
     columns: ColumnSettings,
     form: FormSettings,
     is_text: bool,
-) -> Collated:
+) -> InTorch:
     """The stage of batches, each with what `fn` gets; planned over the lengths of a column."""
     order = OrderSettings(False, False, None, 1, 0)
-    made = cast(Collated, batches_of(stage, False, planner, window, columns, order, form, in_turn=False).stage)
-    rules = made.rules
+    batches = batches_of(stage, False, planner, window, columns, order, form, in_turn=False)
+    collated = collated_of(batches.stage)
+    rules = collated.rules
     if is_text:
         rules = replace(rules, explicit=tuple(one for one in rules.explicit if one != columns.length_column))
-    return replace(made, rules=rules, layout=_WithNumbers(made.layout))
+    return InTorch(replace(collated, rules=rules, with_batch=True))
 
 
 def _planned_over(dataset: Dataset, length_column: str | None) -> tuple[str, bool]:

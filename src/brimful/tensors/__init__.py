@@ -1,1 +1,1 @@
-"""Batches to tensors: columns by name, layouts, loss, attention; the only place where payload meets torch."""
+"""Arrays to torch tensors, without a copy; devices, losses, attention, and what a collate_fn makes."""

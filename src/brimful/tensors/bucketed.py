@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
+from brimful.arrays.columns import fill_of
 from brimful.core.ahead import then
 from brimful.core.counters import count
 from brimful.core.own_keys import OWN_KEYS
@@ -18,7 +19,6 @@ from brimful.core.stage import Stage, State, running
 from brimful.core.stats import Made
 from brimful.plan.buckets import as_buckets
 from brimful.plan.errors import DataError, integer, logger, one_of
-from brimful.tensors.columns import fill_of
 from brimful.tensors.loss import rows_that_count
 from brimful.tensors.structures import with_values
 

@@ -1,12 +1,16 @@
-"""Rows and a plan to groups of like length inside the batch, each padded to its own longest."""
+"""Groups of like length inside the batch, each padded to its own longest."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from brimful.arrays.columns import ListColumn, ObjectColumn, WindowColumns
+from brimful.arrays.layout import Layout, refuse_taken
+from brimful.arrays.padded import Padded
 from brimful.batching.batch import Batch
 from brimful.grouping.collection import collection_of
 from brimful.grouping.collection_data import CollectionData, Column
@@ -15,15 +19,14 @@ from brimful.grouping.padded_groups import PaddedGroups
 from brimful.plan import optimal_partition
 from brimful.plan.buckets import Rounding
 from brimful.plan.errors import DataError
-from brimful.tensors.columns import ListColumn, ObjectColumn, WindowColumns
-from brimful.tensors.layouts import refuse_taken
-from brimful.tensors.padded import padded
+from brimful.tensors.in_torch import with_tensors
 
 
-def grouped(batch: Batch, columns: WindowColumns, num_groups: int, rounding: Rounding) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Grouped(Layout):
     """A batch as at most `num_groups` groups of like length, of least padded slots: `groups`, a collection of all tensors.
 
-    `batch["groups"].groups` are padded batches, as `padded` makes them, each of some samples; `.apply` runs a module once a
+    `batch["groups"].groups` are padded batches, as `Padded` makes them, each of some samples; `.apply` runs a module once a
     group, `.ungroup()` gives the samples back in the order of the batch. Padding comes last.
 
     In `groups` are lists of numbers, numbers, arrays of one shape, `attention_mask` and `lengths`. Beside it, as lists in the
@@ -47,34 +50,52 @@ def grouped(batch: Batch, columns: WindowColumns, num_groups: int, rounding: Rou
     >>> groups.partition, [group["input_ids"].tolist() for group in groups.groups]
     (((1, 2), (0,)), [[[4, 0], [2, 3]], [[5, 6, 7, 8, 9]]])
     """
-    numbers, sizes = batch.numbers, columns.sizes(batch)
-    refuse_taken(["groups"], [column.name for column in columns.all])
-    _check_names(columns)
-    partition, widths = _planned(sizes, batch, num_groups, rounding)
-    parts = []
-    for members, own in zip(partition, widths, strict=True):
-        length = own if isinstance(batch.padded_length, tuple) else own[0]
-        chosen = batch.of(members, len(members), length)
-        parts.append(padded(chosen, columns))
-        if batch.weight == 0:
-            columns.unlabel(parts[-1], slice(None))
-    ragged, lengths = _ragged(columns, numbers, sizes)
-    out: dict[str, Any] = {}
-    found, extents = {}, {}
-    for key, first in parts[0].items():
-        if not isinstance(first, torch.Tensor):
-            values = [value for part in parts for value in part[key]]
-            out[key] = [values[place] for place in np.argsort(np.concatenate(partition)).tolist()]
-            continue
-        tensors = tuple(part[key] for part in parts)
-        dims: tuple[Any, ...] = tuple(first.shape[1:])
-        if key in ragged:
-            dims = (ragged[key],)
-            extents[ragged[key]] = np.array([tensor.shape[1] for tensor in tensors])
-        found[key] = Column(dims, columns.fill(key), tensors)
-    groups = PaddedGroups(tuple(tuple(members.tolist()) for members in partition), extents)
-    out["groups"] = collection_of(CollectionData(len(numbers), found, lengths, {}, groups))
-    return out
+
+    name = "grouped"
+    varies = True
+    by_row = False
+    in_numpy = False
+
+    num_groups: int
+    rounding: Rounding
+
+    def item(self, batch: Batch, columns: WindowColumns) -> dict[str, Any]:
+        numbers, sizes = batch.numbers, columns.sizes(batch)
+        refuse_taken(["groups"], [column.name for column in columns.all])
+        _check_names(columns)
+        partition, widths = _planned(sizes, batch, self.num_groups, self.rounding)
+        parts = []
+        for members, own in zip(partition, widths, strict=True):
+            length = own if isinstance(batch.padded_length, tuple) else own[0]
+            chosen = batch.of(members, len(members), length)
+            part = Padded().item(chosen, columns)
+            if batch.weight == 0:
+                columns.unlabel(part, slice(None))
+            parts.append(with_tensors(part, columns.rules))
+        ragged, lengths = _ragged(columns, numbers, sizes)
+        out: dict[str, Any] = {}
+        found, extents = {}, {}
+        for key, first in parts[0].items():
+            if not isinstance(first, torch.Tensor):
+                values = [value for part in parts for value in part[key]]
+                out[key] = [values[place] for place in np.argsort(np.concatenate(partition)).tolist()]
+                continue
+            tensors = tuple(part[key] for part in parts)
+            dims: tuple[Any, ...] = tuple(first.shape[1:])
+            if key in ragged:
+                dims = (ragged[key],)
+                extents[ragged[key]] = np.array([tensor.shape[1] for tensor in tensors])
+            found[key] = Column(dims, columns.fill(key), tensors)
+        groups = PaddedGroups(tuple(tuple(members.tolist()) for members in partition), extents)
+        out["groups"] = collection_of(CollectionData(len(numbers), found, lengths, {}, groups))
+        return out
+
+    def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
+        """Samples and padded lengths of one group after another."""
+        extents = [item["groups"].extents[name].tolist() for name in columns.given]
+        shapes = [(len(members), *widths) for members, *widths in zip(item["groups"].partition, *extents)]
+        slots = sum(count * sum(widths) for count, *widths in shapes)
+        return tuple(size for shape in shapes for size in shape), slots
 
 
 def _check_names(columns: WindowColumns) -> None:

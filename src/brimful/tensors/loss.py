@@ -1,17 +1,14 @@
-"""What a batch weighs: its labels, the share of its loss in the mean over all that are trained on, and what says so in it."""
+"""What a batch weighs: its labels, and the share of its loss in the mean over all that are trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from brimful.batching.batch import Batch
-from brimful.core.own_keys import WEIGHTS, RankWeight
-from brimful.plan.errors import DataError
+from brimful.core.own_keys import WEIGHTS
 from brimful.tables.ragged import NOT_TRAINED_ON, loss_labels
-from brimful.tensors.columns import WindowColumns
 
 
 def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_group: Any = None) -> torch.Tensor:
@@ -207,36 +204,3 @@ def _group(group: Any) -> tuple[Any, int | None]:
         return (group.get_group(), group.size()) if hasattr(group, "get_local_rank") else (group, group.size())
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return None, torch.distributed.get_world_size() if distributed else None
-
-
-def weighed(tensors: Any, batch: Batch, columns: WindowColumns, num_items: Mapping[str, int]) -> Any:
-    """A batch (a dict) with what says how much it weighs: of a data-parallel rank `weight` and `is_filler`, and `ends_step` where
-    that is known. A filler asks for no label, and its `sample_weights` are 0.
-
-    `num_items`, the labels of the whole step that are trained on, become () int64: tensors, as they go to the device with the
-    batch, and a compiled step does not take each new value for a constant. A number that a collate_fn has set stays.
-
-    Raises:
-        DataError: a collate_fn has made something of another's name.
-    """
-    if isinstance(tensors, MutableMapping):
-        made: dict[str, Any] = {}
-        if batch.weight is not None:
-            weight = batch.weight if batch.num_ranks is None else RankWeight(batch.weight, batch.num_ranks)
-            made |= {"weight": weight, "is_filler": weight == 0}
-        if batch.ends_step is not None:
-            made["ends_step"] = batch.ends_step
-        if clash := [name for name in made if name in tensors]:
-            raise DataError(
-                f"collate_fn returns {clash[0]!r}, and batches of ranks or optimizer steps hold something of that name; give it "
-                "another one"
-            )
-        tensors.update(made)
-        for name, count in num_items.items():
-            if name not in tensors:
-                tensors[name] = torch.tensor(count)
-        if batch.weight == 0:
-            columns.unlabel(tensors, slice(None))
-            if isinstance(weights := tensors.get(WEIGHTS), torch.Tensor):
-                tensors[WEIGHTS] = torch.zeros_like(weights)
-    return tensors

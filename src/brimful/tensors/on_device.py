@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from brimful.arrays.explained import carry
 from brimful.core.ahead import defer, items_ahead, then
 from brimful.core.facts import Facts, following
 from brimful.core.run import Run
 from brimful.core.stage import Stage, State, not_in_state, running
 from brimful.plan.errors import check_count
-from brimful.tensors.explained import carry
 from brimful.tensors.structures import mapped, tensors_of
 
 ALIGNED: Final = 64  # bytes, for views of any type and whole cache lines

@@ -4,70 +4,44 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from brimful.arrays.end_to_end import Unpadded
+
 _NOT_FILLED: Final = (torch.uint16, torch.uint32, torch.uint64)
 """Types of which torch fills no mask; their bits go through int64 and back."""
 
 
-@dataclass(frozen=True, eq=False)
-class Unpadded:
-    """Rows of values on their way to a device, which become one padded tensor (B, width) there.
+def padded(rows: Unpadded) -> torch.Tensor:
+    """The padded tensor of rows that travelled end to end, on their device.
 
-    So fewer bytes travel, in the type of the store.
-
-    Shapes: values (n,), or None for a mask of the rows; starts, counts (B,) int64: row i has `values[starts[i] :
-    starts[i] + counts[i]]`.
-
-    Args:
-        width: of the padded tensor.
-        fill: what padding holds.
-        left: the padding comes first.
-        dtype: of the padded tensor.
-        made: the type that values take on the way to it.
     Price: a flat index of the padded shape, int64, while it is padded.
-    Example:
-        >>> starts, counts = torch.tensor([0, 2]), torch.tensor([2, 1])
-        >>> Unpadded(torch.tensor([5, 6, 7]), starts, counts, 3, -1, False, torch.int64).padded().tolist()
-        [[5, 6, -1], [7, -1, -1]]
-        >>> Unpadded(None, starts, counts, 3, 0, True, torch.int64).padded().tolist()
-        [[0, 1, 1], [0, 0, 1]]
+
+    >>> kind = ColumnType("int64", np.dtype("int64"), None)
+    >>> starts, counts = torch.tensor([0, 2]), torch.tensor([2, 1])
+    >>> padded(Unpadded(torch.tensor([5, 6, 7]), starts, counts, 3, -1, False, kind)).tolist()
+    [[5, 6, -1], [7, -1, -1]]
+    >>> padded(Unpadded(None, starts, counts, 3, 0, True, kind)).tolist()
+    [[0, 1, 1], [0, 0, 1]]
     """
-
-    values: torch.Tensor | None
-    starts: torch.Tensor
-    counts: torch.Tensor
-    width: int
-    fill: float
-    left: bool
-    dtype: torch.dtype
-    made: torch.dtype | None = None
-
-    def padded(self) -> torch.Tensor:
-        """The padded tensor, on the device of the values."""
-        counts = self.counts[:, None]
-        at = torch.arange(self.width, device=self.counts.device)[None, :]
-        if self.left:
-            at = at - (self.width - counts)
-        inside = (at >= 0) & (at < counts)
-        if self.values is None:
-            return inside.to(self.dtype)
-        if not len(self.values):
-            return torch.full(inside.shape, self.fill, dtype=self.dtype, device=inside.device)
-        made = self.made or self.dtype
-        values = self.values.to(torch.int64 if made in _NOT_FILLED else made)
-        index = (at + self.starts[:, None]).clamp_(0, len(values) - 1)
-        return values[index].masked_fill_(~inside, self.fill).to(self.dtype)
-
-    def without(self, rows: slice) -> Unpadded:
-        """With nothing but padding in some rows."""
-        counts = self.counts.clone()
-        counts[rows] = 0
-        return replace(self, counts=counts)
+    counts: torch.Tensor = rows.counts[:, None]
+    dtype = getattr(torch, rows.type.wanted)
+    at = torch.arange(rows.width, device=rows.counts.device)[None, :]
+    if rows.left:
+        at = at - (rows.width - counts)
+    inside = (at >= 0) & (at < counts)
+    if rows.values is None:
+        return inside.to(dtype)
+    if not len(rows.values):
+        return torch.full(inside.shape, rows.fill, dtype=dtype, device=inside.device)
+    made = getattr(torch, rows.type.made.name)
+    values: torch.Tensor = rows.values.to(torch.int64 if made in _NOT_FILLED else made)
+    index = (at + rows.starts[:, None]).clamp_(0, len(values) - 1)
+    return values[index].masked_fill_(~inside, rows.fill).to(dtype)
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
@@ -96,7 +70,7 @@ def mapped(value: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     made = [mapped(part, fn) for part in parts]
     if any(one is not part for one, part in zip(made, parts)):
         value = with_parts(value, made)
-    return value.padded() if isinstance(value, Unpadded) else value
+    return padded(value) if isinstance(value, Unpadded) else value
 
 
 def parts_of(value: Any) -> Sequence[Any]:

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import brimful as bf
+from brimful.arrays.collated import LaidOut
+from brimful.arrays.columns import WindowColumns
+from brimful.arrays.layout import Layout
 from brimful.batching.batch import Batch
 from brimful.tables.blocks import samples
-from brimful.tensors.collated import Collated
-from brimful.tensors.columns import WindowColumns
-from brimful.tensors.layouts import Layout
+from brimful.tensors.in_torch import InTorch
 from brimful.testing import assert_exact_resume
 
 ROWS = [{"input_ids": [*range(1, 2 + n * 7 % 11)]} for n in range(40)]
@@ -29,23 +31,24 @@ VERBS: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
 
 @dataclass(frozen=True)
 class Flat(Layout):
-    """All tokens of a batch in one tensor, and where each sample ends."""
+    """All tokens of a batch in one array, and where each sample ends."""
 
     name = "flat"
     varies = True
 
     def item(self, batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         rows = [row["input_ids"] for row in samples(columns.rows(batch))]
-        ends = torch.tensor([len(row) for row in rows]).cumsum(0)
-        return {"input_ids": torch.tensor([token for row in rows for token in row]), "ends": ends}
+        ends = np.cumsum([len(row) for row in rows])
+        return {"input_ids": np.array([token for row in rows for token in row]), "ends": ends}
 
     def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
-        return tuple(item["input_ids"].shape), item["input_ids"].numel()
+        return item["input_ids"].shape, item["input_ids"].size
 
 
 def flat(batches: bf.Batches) -> bf.Batches:
-    assert isinstance(batches.stage, Collated)
-    return bf.Batches(replace(batches.stage, layout=Flat()))
+    assert isinstance(batches.stage, InTorch)
+    assert isinstance(batches.stage.upstream, LaidOut)
+    return bf.Batches(InTorch(replace(batches.stage.upstream, layout=Flat())))
 
 
 @pytest.mark.parametrize("streamed", [False, True])

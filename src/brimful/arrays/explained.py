@@ -1,11 +1,12 @@
 """What the samples of a batch are: where they came from, how long they are, what they say.
 
-What is needed for it is remembered beside the batch, by its tensors, for as long as these live: a batch itself stays a plain
-dict of what is trained on.
+What is needed for it is remembered beside the batch, by its arrays or tensors, for as long as these live: a batch itself stays
+a plain dict of what is trained on.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -13,12 +14,12 @@ from weakref import ref
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from brimful.batching.batch import Batch, PlannedBatches
+from brimful.arrays.columns import WindowColumns
+from brimful.arrays.end_to_end import Jagged
+from brimful.batching.batch import Batch, PlannedWindow
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.tables.origins import ORIGIN, where
-from brimful.tensors.columns import WindowColumns
 
 _SHOWN: Final = 60
 """Characters of a text in a table."""
@@ -87,46 +88,60 @@ class _Made(NamedTuple):
         place: which batch of the plan it is.
     """
 
-    plan: PlannedBatches
+    plan: PlannedWindow
     samples: IntArray
     has_lengths: bool
     place: int
 
 
-class _Tensor(ref[torch.Tensor]):
-    """A tensor of a batch, as long as it lives, and what it was made of. WeakTensorKeyDictionary takes three times as long."""
+class _Array(ref[Any]):
+    """An array or tensor of a batch, as long as it lives, and what it was made of. WeakTensorKeyDictionary takes three times as
+    long."""
 
     __slots__ = ("key", "made")
     key: int
     made: _Made
 
 
-_MADE: Final[dict[int, _Tensor]] = {}
-"""By the tensors' ids."""
+_MADE: Final[dict[int, _Array]] = {}
+"""By their ids."""
 
 
 def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
-    """Remembers what a batch was made of, to be looked up when somebody asks; what is kept goes with its tensors."""
+    """Remembers what a batch was made of, to be looked up when somebody asks; what is kept goes with its arrays."""
     if not isinstance(item, (dict, Mapping)):  # a dict is known sooner
         return
     plan = batch.plan
     made = _Made(plan.origins, plan.window.samples, bool(columns.given) or plan.pieces is not None, batch.place)
-    tensors = [one for name in ("lengths", *columns.given) if isinstance(one := item.get(name), torch.Tensor)]
-    for tensor in tensors or [one for one in item.values() if isinstance(one, torch.Tensor)][:1]:
+    arrays = [one for name in ("lengths", *columns.given) if _is_array(one := item.get(name))]
+    for array in arrays or [one for one in item.values() if _is_array(one)][:1]:
+        _put(array, made)
+
+
+def moved(array: Any, tensor: Any) -> None:
+    """A tensor is made of what the array was made of that it stands in place of."""
+    if (made := _of_array(array)) is not None:
+        del _MADE[id(array)]
         _put(tensor, made)
 
 
-def _put(tensor: torch.Tensor, made: _Made) -> None:
-    kept = _Tensor(tensor, _forget)
-    kept.key, kept.made = id(tensor), made
+def _is_array(value: Any) -> bool:
+    """Whether it is an array, or a tensor of torch."""
+    torch: Any = sys.modules.get("torch")
+    return isinstance(value, (np.ndarray, Jagged)) or (torch is not None and isinstance(value, torch.Tensor))
+
+
+def _put(array: Any, made: _Made) -> None:
+    kept = _Array(array, _forget)
+    kept.key, kept.made = id(array), made
     _MADE[kept.key] = kept
 
 
-def _forget(kept: Any, known: dict[int, _Tensor] = _MADE) -> None:
+def _forget(kept: Any, known: dict[int, _Array] = _MADE) -> None:
     known.pop(kept.key, None)
 
 
-def _of_tensor(value: Any) -> _Made | None:
+def _of_array(value: Any) -> _Made | None:
     kept = _MADE.get(id(value))
     return kept.made if kept is not None and kept() is value else None
 
@@ -135,7 +150,7 @@ def carry(item: Any, other: Any) -> None:
     """A batch elsewhere is made of what it was made of here."""
     if other is not item and isinstance(item, Mapping) and (made := _made(item)) is not None:
         for name, one in item.items():
-            if _of_tensor(one) is not None and isinstance(other[name], torch.Tensor):
+            if _of_array(one) is not None and _is_array(other[name]):
                 _put(other[name], made)
 
 
@@ -151,11 +166,11 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
     """
     if not isinstance(batch, Mapping):
         raise TypeError(
-            f"explain takes a batch, a dict of tensors (got {type(batch).__name__}). It goes by these tensors: have collate_fn "
+            f"explain takes a batch, a dict of tensors or arrays (got {type(batch).__name__}). It goes by these: have collate_fn "
             "and map return such a dict"
         )
     made = _made(batch)
-    if made is None and "groups" not in batch and not any(isinstance(one, torch.Tensor) for one in batch.values()):
+    if made is None and "groups" not in batch and not any(_is_array(one) for one in batch.values()):
         raise ValueError(
             f"explain goes by the tensors of a batch, and this one holds none (keys: {', '.join(map(str, batch)) or 'none'}). "
             "Have collate_fn and map keep at least one"
@@ -182,7 +197,7 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
 
 
 def _made(item: Mapping[Any, Any]) -> _Made | None:
-    return next((made for made in map(_of_tensor, item.values()) if made is not None), None)
+    return next((made for made in map(_of_array, item.values()) if made is not None), None)
 
 
 def _places(window: PlanningWindow, count: int) -> tuple[Sequence[str | None], Sequence[int | None]]:
@@ -196,8 +211,8 @@ def _places(window: PlanningWindow, count: int) -> tuple[Sequence[str | None], S
 def _tokens(batch: Mapping[str, Any], made: Batch, column: str) -> Iterator[list[int]]:
     """The tokens of each sample, or piece, as far as the batch shows them."""
     ids: Any = batch.get(column)
-    mask = batch.get("attention_mask")
-    if not isinstance(ids, torch.Tensor):
+    mask: Any = batch.get("attention_mask")
+    if not _is_array(ids):
         return
     if made.pieces is not None:
         rows, lengths = made.pieces.rows, made.pieces.lengths
@@ -205,9 +220,9 @@ def _tokens(batch: Mapping[str, Any], made: Batch, column: str) -> Iterator[list
         starts = rows * ids.shape[1] + begins - begins[np.searchsorted(rows, rows)]
         flat = ids.reshape(-1)
         yield from (flat[start : start + size].tolist() for start, size in zip(starts.tolist(), lengths.tolist()))
-    elif ids.is_nested:
+    elif getattr(ids, "is_nested", False):
         jagged: Any = ids
         values = jagged.values()
         yield from (values[first:last].tolist() for first, last in pairwise(jagged.offsets().tolist()))
-    elif isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
+    elif _is_array(mask) and mask.shape == ids.shape:
         yield from (row[seen != 0].tolist() for row, seen in zip(ids[: len(made)], mask))

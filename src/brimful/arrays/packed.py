@@ -1,19 +1,30 @@
-"""Rows and a plan to rows of samples end to end."""
+"""Rows of samples end to end."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from brimful.batching.batch import Batch, PackedPieces, PlannedBatches
+from brimful.arrays.columns import ListColumn, WindowColumns
+from brimful.arrays.layout import Layout, refuse_taken
+from brimful.arrays.types import ColumnType, held_in
+from brimful.batching.batch import Batch, NumLabels, PackedPieces, PlannedWindow
 from brimful.plan.errors import DataError
-from brimful.tables.ragged import COLUMN_KINDS, LABELS, MASK, SHIFTED, offsets_of, runs
-from brimful.tensors.columns import ColumnType, ListColumn, WindowColumns, held_in
-from brimful.tensors.layouts import refuse_taken
+from brimful.tables.origins import where
+from brimful.tables.ragged import (
+    COLUMN_KINDS,
+    LABELS,
+    MASK,
+    NOT_TRAINED_ON,
+    SHIFTED,
+    loss_labels,
+    offsets_of,
+    runs,
+)
 
 SEQLEN_STEP: Final = 128
 """`max_seqlen` is rounded up to a multiple of it: each new value may compile a kernel anew."""
@@ -24,10 +35,11 @@ OF_SEGMENTS: Final = (
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "use_cache", COLUMN_KINDS),
 )
 """What is made of the segments, beside what is of pieces."""
-SEQ_IDX: Final = ColumnType(torch.int32, np.dtype(np.int32), None)
+SEQ_IDX: Final = ColumnType("int32", np.dtype(np.int32), None)
 
 
-def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
+@dataclass(frozen=True)
+class PackedLayout(Layout):
     """Rows of samples end to end, with what keeps them apart.
 
     Shapes, for R rows of L tokens with n segments (the samples or pieces, and the padding at the end of each row that has
@@ -57,16 +69,41 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
     >>> batch["labels"].tolist(), batch["cu_seqlens"].tolist(), batch["sample_numbers"].tolist()
     ([[-100, 8, 9, -100, 6, -100]], [0, 3, 5, 6], [1, 0])
     """
-    rows = _rows_of(batch.plan, columns)
-    out: dict[str, Any] = {}
-    for column in rows.others:
-        if isinstance(column, ListColumn):
-            counts = column.counts[batch.numbers]
-            out[column.name] = column.padded(batch.numbers, counts, max(1, int(counts.max())), left=False)
-        else:
-            out[column.name] = column.of(batch.numbers)
-    rows.put(out, batch.place, batch.span)
-    return out
+
+    name = "packed"
+    packs = True
+    by_row = False
+
+    def item(self, batch: Batch, columns: WindowColumns) -> dict[str, Any]:
+        rows = _rows_of(batch.plan, columns)
+        out: dict[str, Any] = {}
+        for column in rows.others:
+            if isinstance(column, ListColumn):
+                counts = column.counts[batch.numbers]
+                out[column.name] = column.padded(batch.numbers, counts, max(1, int(counts.max())), left=False)
+            else:
+                out[column.name] = column.of(batch.numbers)
+        rows.put(out, batch.place, batch.span)
+        return out
+
+    def num_labels(self, known: NumLabels) -> int:
+        """Those that nothing in the row predicts, or that nothing in it is predicted from, are left out."""
+        return known.given - known.edges
+
+    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:
+        """Only tokens in memory are looked through before for those that are -100, of which no label is made."""
+        window, pieces, (tokens, *_) = batch.window, batch.pieces, columns.given
+        if loss_labels([column.name for column in columns.all]) or window.num_labels(tokens) is not None:
+            return
+        assert pieces is not None
+        counted = int((pieces.lengths - (pieces.lengths > 0)).sum())
+        if counted != (made := int((item[LABELS] != NOT_TRAINED_ON).sum())):
+            raise DataError(
+                f"packing makes {made:,} labels of {tokens!r}, and {number} counts {counted:,}: the other tokens are "
+                f"{NOT_TRAINED_ON}, which is no label (the first sample is "
+                f"{where(window.block, int(window.rows[batch.numbers[0]]))}). Give the samples labels, by causal_labels(), "
+                "before you write a store"
+            )
 
 
 class _Together(NamedTuple):
@@ -74,7 +111,7 @@ class _Together(NamedTuple):
 
     Args:
         first: the place of the first one.
-        made: what has a value for each slot, by name, with the type of its tensors.
+        made: what has a value for each slot, by name, with the type of its arrays.
     """
 
     first: int
@@ -85,11 +122,11 @@ class _PackedRows:
     """The segments of all batches of a plan, looked up once, and the slots of the latest of them.
 
     Those of batch i are `segments.firsts[cuts[i] : cuts[i + 1]]`; `longest`: `max_seqlen` of each batch; `of_pieces`: what
-    has a value for each piece, by name, with the type of its tensors; `others`: columns of samples. What counts within a row
+    has a value for each piece, by name; `others`: columns of samples. What counts within a row
     takes 16 bits where these suffice.
     """
 
-    def __init__(self, plan: PlannedBatches, columns: WindowColumns) -> None:
+    def __init__(self, plan: PlannedWindow, columns: WindowColumns) -> None:
         (self._rows, self._length), count, pieces = plan.shapes[0], len(plan), plan.pieces
         assert pieces is not None
         owners = np.repeat(np.arange(count), np.diff(plan.bounds))
@@ -122,8 +159,7 @@ class _PackedRows:
         self._slots = np.arange(slots)
         sizes = plan.sizes if plan.sizes.ndim == 1 else plan.sizes[:, 0]
         of_pieces = {"lengths": sizes, "sample_numbers": plan.window.samples[plan.numbers]}
-        kinds = {name: columns.type_of(name, values) for name, values in of_pieces.items()}
-        self.of_pieces = {name: (values.astype(kinds[name].made), kinds[name]) for name, values in of_pieces.items()}
+        self.of_pieces = {name: columns.made(name, values) for name, values in of_pieces.items()}
         refuse_taken((*OF_SEGMENTS, *self.of_pieces), {column.name for column in columns.all})
         self._latest: _Together | None = None
 
@@ -135,13 +171,13 @@ class _PackedRows:
         first = (place - latest.first) * self._rows
         own = slice(first, first + self._rows)
         for name, (values, kind) in latest.made.items():
-            out[name] = kind.copied(values[own])
-        bounds = torch.from_numpy(self._bounds[self.cuts[place] + place : self.cuts[place + 1] + place + 1].copy())
+            out[name] = values[own].astype(kind.made)
+        bounds = self._bounds[self.cuts[place] + place : self.cuts[place + 1] + place + 1].copy()
         out["cu_seqlens"] = out["cu_seq_lens_q"] = out["cu_seq_lens_k"] = bounds
         out["max_seqlen"] = out["max_length_q"] = out["max_length_k"] = self.longest[place]
         out["use_cache"] = False
-        for name, (values, kind) in self.of_pieces.items():
-            out[name] = kind.copied(values[pieces])
+        for name, values in self.of_pieces.items():
+            out[name] = values[pieces].copy()
         per_piece = (*(column.name for column in self.others), *self.of_pieces)
         out[COLUMN_KINDS] = {**dict.fromkeys(per_piece, "pieces"), **dict.fromkeys(latest.made, "slots")}
 
@@ -185,10 +221,10 @@ class _PackedRows:
         return _Together(first, {name: (values.reshape(shape), kind) for name, (values, kind) in made.items()})
 
 
-_ROWS: Final[WeakKeyDictionary[PlannedBatches, _PackedRows]] = WeakKeyDictionary()
+_ROWS: Final[WeakKeyDictionary[PlannedWindow, _PackedRows]] = WeakKeyDictionary()
 
 
-def _rows_of(plan: PlannedBatches, columns: WindowColumns) -> _PackedRows:
+def _rows_of(plan: PlannedWindow, columns: WindowColumns) -> _PackedRows:
     found = _ROWS.get(plan)
     if found is None or found.columns is not columns:
         found = _ROWS[plan] = _PackedRows(plan, columns)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import brimful as bf
-from brimful.tensors import explained
+from brimful.arrays import explained
 from tests import tokenizers as make
 from tests.shards import write
 
@@ -137,7 +137,7 @@ def test_conversations_are_told_by_their_tokenizer() -> None:
             lambda data: data.batch(2),
             lambda batch: [batch],
             TypeError,
-            r"^explain takes a batch, a dict of tensors \(got list\)\. It goes by these tensors: have collate_fn and map ",
+            r"^explain takes a batch, a dict of tensors or arrays \(got list\)\. It goes by these: have collate_fn and map ",
         ),
         (
             lambda data: data.batch(2, collate_fn=lambda samples: {"texts": ["a"], "n": [len(samples)]}),

@@ -1,28 +1,29 @@
-"""The columns of a window, looked up once for all of its batches: what of each becomes a tensor, of which type."""
+"""The columns of a window, looked up once for all of its batches: what of each becomes an array, of which type."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from math import inf
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 
+from brimful.arrays.end_to_end import Jagged, Unpadded
+from brimful.arrays.types import DTYPES, ColumnType, held_in, type_of
 from brimful.batching.batch import Batch
-from brimful.batching.labels import TOKENS, LossLabels, labels_of
+from brimful.batching.labels import TOKENS, LabelsFollow, LossLabels, labels_of
 from brimful.batching.window import PlanningWindow
 from brimful.index.index import RowSpans
-from brimful.plan.errors import DataError
+from brimful.plan.errors import DataError, one_of
 from brimful.plan.once import once
 from brimful.tables.blocks import Block, with_origin
 from brimful.tables.objects import values_in
 from brimful.tables.origins import HIDDEN, where
 from brimful.tables.ragged import (
     LABELS,
+    MASK,
     NOT_TRAINED_ON,
     SHIFTED,
     TOKEN_COLUMNS,
@@ -41,8 +42,6 @@ from brimful.tables.ragged import (
     trained_on,
 )
 from brimful.tables.texts import texts_in
-from brimful.tensors.layouts import BATCH_KEY, ColumnRules
-from brimful.tensors.structures import Unpadded
 
 IntArray: TypeAlias = NDArray[np.int64]
 
@@ -50,51 +49,62 @@ MADE: Final = (*TOKEN_COLUMNS, "lengths", "segment_ids", "sample_numbers")
 """What there may be in a batch beside the columns."""
 
 
-class ColumnType(NamedTuple):
-    """The type of a column's tensors.
+BATCH_KEY: Final = b"brimful_key"
+"""Of a block's metadata: the key of its batch, by which a user's function draws at random."""
+
+
+@dataclass(frozen=True)
+class ColumnRules:
+    """What becomes of each column, by its name and type alone, whatever a window happens to hold.
 
     Args:
-        wanted: that type.
-        made: the numpy type that they are made in: the same, or float32 for one that numpy has not.
-        limits: the least and greatest value, of a type that does not hold all that the column could; of integers in a float type
-            those between which it holds each.
+        length_columns: the lists whose lengths are planned over, each padded to its own length.
+        token_columns: lists that are cut, padded and packed with the first of those; None: of TOKEN_COLUMNS those there are.
+        pad_values: what padding holds, by column.
+        dtypes: types of arrays, by name, where they are not to be the usual ones.
+        explicit: of all these names those that the user gave, each of which there must be.
+        packs: several samples lie in a row, from which tokens are left out that `attention_mask` hides: it goes with the tokens
+            whether or not it is named.
+        left_out: columns of text that was tokenized.
     """
 
-    wanted: torch.dtype
-    made: np.dtype[Any]
-    limits: tuple[float, float] | None
+    length_columns: tuple[str, ...]
+    token_columns: tuple[str, ...] | None = None
+    pad_values: Mapping[str, float] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict, metadata={"runtime": True})
+    explicit: tuple[str, ...] = field(default=(), metadata={"runtime": True})
+    packs: bool = field(default=False, metadata={"runtime": True})
+    left_out: tuple[str, ...] = field(default=(), metadata={"runtime": True})
 
-    def tensor(self, values: NDArray[Any]) -> torch.Tensor:
-        """Values that are padded, or that need no padding."""
-        tensor = torch.from_numpy(values if values.dtype == self.made else values.astype(self.made))
-        return tensor if tensor.dtype is self.wanted else tensor.to(self.wanted)
+    def __post_init__(self) -> None:
+        for name, dtype in self.dtypes.items():
+            one_of(f"dtypes[{name!r}]", dtype, *DTYPES)
+        for name in self.token_columns or ():
+            if name in self.length_columns:
+                raise ValueError(f"{name!r} is a length column; it cannot be one of token_columns too")
 
-    def copied(self, values: NDArray[Any]) -> torch.Tensor:
-        """The same, with memory of its own."""
-        tensor = torch.from_numpy(values.astype(self.made))
-        return tensor if tensor.dtype is self.wanted else tensor.to(self.wanted)
+    def follows(self, name: str) -> int | None:
+        """The number of the length column that a list is cut, padded and packed with; None: it has a length of its own.
 
-    def check(self, name: str, values: NDArray[Any]) -> None:
-        """Refuses values that the type does not hold."""
-        if self.limits is None:
-            return
-        if values.dtype.kind == "f":
-            values = values[np.isfinite(values)]
-        if not values.size:
-            return
-        least, most = self.limits
-        wrong = [one for one in (values.min().item(), values.max().item()) if one < least or one > most]
-        if wrong and values.dtype.kind in "iu" and self.wanted.is_floating_point:
-            wrong = self._rounded(values[(values > most) | (values < least)])
-        if wrong:
-            wanted = str(self.wanted).removeprefix("torch.")
-            raise DataError(f"column {name!r} holds {wrong[0]:,}, which {wanted} does not; choose another of dtypes")
+        >>> rules = ColumnRules(("source", "target"))
+        >>> rules.follows("target"), rules.follows("labels"), rules.follows("tags")
+        (1, 0, None)
+        """
+        if name in self.length_columns:
+            return self.length_columns.index(name)
+        return 0 if name in self.token_aligned_columns else None
 
-    def _rounded(self, values: NDArray[Any]) -> list[int]:
-        """The integers that the float type does not hold. Price: about 50 ns a value."""
-        with np.errstate(over="ignore"):
-            held = self.tensor(values).tolist()
-        return [value for value, near in zip(values.tolist(), held, strict=True) if value != near]
+    @property
+    def labels_follow(self) -> LabelsFollow:
+        """How labels are counted."""
+        as_numbers = tuple(name for name in (LABELS, SHIFTED) if "int" not in self.dtypes.get(name, "int64"))
+        return LabelsFollow(self.follows(LABELS), self.follows(SHIFTED), self.length_columns, as_numbers)
+
+    @property
+    def token_aligned_columns(self) -> tuple[str, ...]:
+        """The first length column and the lists that are cut, padded and packed with it, as far as there are such."""
+        named = TOKEN_COLUMNS if self.token_columns is None else self.token_columns
+        return self.length_columns[0], *named, *([MASK] if self.packs and MASK not in named else [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +125,7 @@ class ListColumn:
 
     def padded(
         self, numbers: IntArray, sizes: IntArray, width: int, left: bool, at: Gaps | None = None
-    ) -> torch.Tensor:
+    ) -> NDArray[Any]:
         """The first `sizes` values of some samples, padded: (len(numbers), width)."""
         starts = self.starts[numbers]
         if self.type.limits:
@@ -124,7 +134,7 @@ class ListColumn:
         values = pad(self.values, starts, sizes, width, self.fill, self.type.made, left, at, fits)
         if self.name == SHIFTED:
             values[sizes < self.counts[numbers], -1] = self.fill
-        return self.type.tensor(values)
+        return self.type.array(values)
 
     @once
     def room(self) -> int:
@@ -146,15 +156,14 @@ class ListColumn:
         """What `padded` gives, once it is padded."""
         values, offsets = self.cut(numbers, 0, sizes)
         self.type.check(self.name, values)
-        made = torch.from_numpy(np.empty(0, self.type.made)).dtype
-        flat, starts, counts = (torch.from_numpy(np.ascontiguousarray(one)) for one in (values, offsets[:-1], sizes))
-        return Unpadded(flat, starts, counts, width, self.fill.item(), left, self.type.wanted, made)
+        flat, starts, counts = map(np.ascontiguousarray, (values, offsets[:-1], sizes))
+        return Unpadded(flat, starts, counts, width, self.fill.item(), left, self.type)
 
-    def joined(self, numbers: IntArray, sizes: IntArray) -> tuple[torch.Tensor, IntArray]:
-        """The first `sizes` values of some samples end to end, and where each begins."""
+    def jagged(self, numbers: IntArray, sizes: IntArray) -> Jagged:
+        """The first `sizes` values of some samples end to end."""
         values, offsets = self.cut(numbers, 0, sizes)
         self.type.check(self.name, values)
-        return self.type.tensor(values), offsets
+        return Jagged(self.type.array(values), offsets, int(sizes.min()), int(sizes.max()))
 
     def spread(self, index: IntArray, gaps: IntArray) -> NDArray[Any]:
         """The values at `index`, which is changed, and padding in the gaps, in a type that just holds them."""
@@ -172,11 +181,11 @@ class StackedColumn:
     """Numbers, lists of a fixed size, or arrays of one shape: (len(window), *shape)."""
 
     name: str
-    values: torch.Tensor
+    values: NDArray[Any]
 
-    def of(self, numbers: IntArray) -> torch.Tensor:
+    def of(self, numbers: IntArray) -> NDArray[Any]:
         """Those of some samples, (len(numbers), *shape)."""
-        return self.values[torch.from_numpy(numbers.copy())]  # a policy's numbers may be read-only
+        return self.values[numbers]
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,33 +225,33 @@ class WindowColumns:
         return [sizes] if sizes.ndim == 1 else list(sizes.T)
 
     def hides_labels(self, by_row: bool) -> bool:
-        """Whether labels count as one a sample, and the tensors of a batch do not show it: lists of integers, which may be taken
+        """Whether labels count as one a sample, and the arrays of a batch do not show it: lists of integers, which may be taken
         for those of tokens, or any lists in a layout that has no row a sample (`by_row`)."""
         if self.labels is None or self.labels.by == "token":
             return False
         name = self.labels.name
         (column,) = [one for one in self.all if one.name == name]
         if isinstance(column, ListColumn):
-            made = column.type.wanted
-        elif isinstance(column, StackedColumn) and column.values.dim() > 1:
+            made = column.type.made
+        elif isinstance(column, StackedColumn) and column.values.ndim > 1:
             made = column.values.dtype
         else:
             return False
-        return not by_row or not (made.is_floating_point or made == torch.bool)
+        return not by_row or made.kind in "iu"
 
     def fill(self, name: str) -> float:
         """What padding of a column holds."""
         return fill_of(name, self.rules.pad_values)
 
-    def made(self, name: str, values: NDArray[Any]) -> torch.Tensor:
+    def made(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """What is made of the plan, not of a column, in the type that the user wants it in."""
-        return self.type_of(name, values).tensor(values)
+        return self.type_of(name, values).array(values)
 
     def type_of(self, name: str, values: NDArray[Any]) -> ColumnType:
         """The type that the user wants it in, which holds these values."""
         kind = self._types.get((name, values.dtype))
         if kind is None:
-            kind = _type_of(name, values.dtype, self.fill(name), self.rules.dtypes)
+            kind = type_of(name, values.dtype, self.fill(name), self.rules.dtypes)
             self._types[name, values.dtype] = kind
         kind.check(name, values)
         return kind
@@ -295,36 +304,45 @@ class WindowColumns:
         beside other rows whose labels are several numbers: a loss may take each for a truth value."""
         for name in [name for name in out if isinstance(name, str) and is_labels(name)]:
             labels = out[name]
-            if not isinstance(labels, Unpadded | torch.Tensor) or (copies and self._has_several(name, labels)):
-                continue
-            if labels.dtype.is_floating_point or not labels.dtype.is_signed:
-                continue
-            if isinstance(labels, Unpadded):
-                out[name] = labels.without(rows)
-            else:
-                (labels.values() if labels.is_nested else labels)[rows] = int(self.fill(name))
+            if isinstance(labels, Unpadded) and labels.type.made.kind == "i":
+                if not (copies and self._has_several(name, 2)):
+                    out[name] = labels.without(rows)
+            elif (values := _classes(labels)) is not None and not (copies and self._has_several(name, values.ndim)):
+                values[rows] = int(self.fill(name))
 
-    def _has_several(self, name: str, labels: Unpadded | torch.Tensor) -> bool:
+    def _has_several(self, name: str, ndim: int) -> bool:
         """Whether labels have several numbers that count as one a sample, such as a truth value for each of many classes."""
         own = next((one for one in self.all if one.name == name), None)
         if own is None or TOKENS not in self.rules.length_columns or getattr(own, "follows", None) is not None:
             return False
-        return isinstance(labels, Unpadded) or labels.dim() > 1
+        return ndim > 1
 
 
-def columns_of(window: PlanningWindow, rules: ColumnRules, as_tensors: bool = True) -> WindowColumns:
+def _classes(labels: Any) -> Any:
+    """The values of labels, to be written to, where they are integers with a sign; else None. A function of the user's may make
+    torch's."""
+    if isinstance(labels, Jagged):
+        labels = labels.values
+    if isinstance(labels, np.ndarray):
+        return labels if labels.dtype.kind == "i" else None
+    if not getattr(getattr(labels, "dtype", None), "is_signed", False) or labels.dtype.is_floating_point:
+        return None
+    return labels.values() if labels.is_nested else labels
+
+
+def columns_of(window: PlanningWindow, rules: ColumnRules, as_arrays: bool = True) -> WindowColumns:
     """The columns of a window as its batches take them: told by name and type, never by what the window holds.
 
     Args:
-        as_tensors: False: what does not go with the tokens stays as it is, for a function of the user's.
+        as_arrays: False: what does not go with the tokens stays as it is, for a function of the user's.
     Raises:
-        DataError: a token column that is not as long as the first length column, a null in what becomes a tensor, or an
+        DataError: a token column that is not as long as the first length column, a null in what becomes an array, or an
             integer that the type asked for does not hold; with file and line.
         ValueError: a pad value that its column's type does not hold, or an integer type for a column with fractions; a
             token column that is no list of numbers, or is not there.
     Price: about 30 ns a sample and list column.
     """
-    spans = window.spans if as_tensors else None
+    spans = window.spans if as_arrays else None
     schema = window.block.schema if spans is None else window.schema
     left_out = texts_in(schema, rules.left_out)
     fields = {one.name: one for one in schema if not one.name.startswith(HIDDEN) and one.name not in left_out}
@@ -333,21 +351,21 @@ def columns_of(window: PlanningWindow, rules: ColumnRules, as_tensors: bool = Tr
     if given:
         _check_token_columns(fields, rules)
     follows = {name: rules.follows(name) if given else None for name in fields}
-    found = (_column(window, one, rules, follows[name], as_tensors) for name, one in fields.items())
+    found = (_column(window, one, rules, follows[name], as_arrays) for name, one in fields.items())
     labels = labels_of(schema, rules.packs, rules.labels_follow)
     return WindowColumns(window.lengths, given, tuple(found), rules, labels)
 
 
 def _column(
-    window: PlanningWindow, field: pa.Field, rules: ColumnRules, follows: int | None, as_tensors: bool
+    window: PlanningWindow, field: pa.Field, rules: ColumnRules, follows: int | None, as_arrays: bool
 ) -> ListColumn | StackedColumn | ObjectColumn:
     name, kind = field.name, field.type
     fixed = _shape_of(kind) is not None
-    if is_number_list(kind) and (follows is not None or (as_tensors and not fixed)):
+    if is_number_list(kind) and (follows is not None or (as_arrays and not fixed)):
         return _lists(window, field, rules, follows)
-    if as_tensors and fixed:
+    if as_arrays and fixed:
         return _stacked(window, field, rules)
-    if as_tensors and _is_ragged_array(kind):
+    if as_arrays and _is_ragged_array(kind):
         raise DataError(
             f"column {name!r} holds arrays with a ragged dimension ({kind}; {where(window.block, int(window.rows[0]))}), and "
             "batches do not serve them. Leave it out (drop, select), make lists of numbers or arrays of one shape of it (map), "
@@ -380,7 +398,7 @@ def _lists(window: PlanningWindow, field: pa.Field, rules: ColumnRules, follows:
         if len(differ):
             raise _unequal(window, rules, name, counts, expected, int(differ[0]))
     fill = fill_of(name, rules.pad_values)
-    kind = _type_of(name, values.dtype, fill, rules.dtypes)
+    kind = type_of(name, values.dtype, fill, rules.dtypes)
     return ListColumn(name, values, starts, counts, follows, kind.made.type(fill), kind)
 
 
@@ -426,9 +444,9 @@ def _stacked(window: PlanningWindow, field: pa.Field, rules: ColumnRules) -> Sta
     else:
         *_, flat = _levels(array)
         values = numpy_of(flat).reshape(len(array), *(_shape_of(field.type) or ()))
-    kind = _type_of(name, values.dtype, 0, rules.dtypes)
+    kind = type_of(name, values.dtype, 0, rules.dtypes)
     kind.check(name, values)
-    return StackedColumn(name, kind.tensor(np.array(values)))
+    return StackedColumn(name, kind.array(values))
 
 
 def _hidden(block: pa.RecordBatch) -> list[str]:
@@ -500,37 +518,3 @@ def _is_number(kind: pa.DataType) -> bool:
 def fill_of(name: str, pad_values: Mapping[str, float]) -> float:
     """What padding of a column holds: where neither the user nor the tokenizer says it, 0, and -100 in labels."""
     return pad_values.get(name, NOT_TRAINED_ON if is_labels(name) else 0)
-
-
-def held_in(source: np.dtype[Any], fill: float, made: np.dtype[Any]) -> np.dtype[Any]:
-    """The type in which values lie until they become `made`: their own, or the next one that holds the padding too."""
-    wide: np.dtype[Any] = holding(source, int(fill)) if source.kind in "iu" and made.kind in "iu" else made
-    return wide
-
-
-def _type_of(name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str, str]) -> ColumnType:
-    """The type of a column's tensors: as asked for, else int64 for integers, else the column's own."""
-    plain = source.name if source.kind == "f" or (source.kind == "b" and fill in (0, 1)) else "int64"
-    asked = dtypes.get(name, plain)
-    wanted = getattr(torch, asked)
-    made = np.dtype("float32" if asked == "bfloat16" else asked)
-    limits: tuple[float, float] | None = None
-    if wanted.is_floating_point:
-        if torch.finfo(wanted).max < abs(float(fill)) < inf:
-            raise ValueError(f"{asked} does not hold the pad value {fill:,} of column {name!r}")
-        if source.kind in "iu":
-            most = round(2 / torch.finfo(wanted).eps)
-            held = -most <= np.iinfo(source).min and np.iinfo(source).max <= most
-            limits = None if held else (-most, most)
-            if float(fill).is_integer() and torch.tensor(float(fill), dtype=torch.float64).to(wanted).item() != fill:
-                raise ValueError(f"{asked} does not hold the pad value {fill:,} of column {name!r}")
-        elif source.kind == "f" and float(np.finfo(source).max) > torch.finfo(wanted).max:
-            limits = (-torch.finfo(wanted).max, torch.finfo(wanted).max)
-    else:
-        least, most = (0, 1) if made.kind == "b" else (int(np.iinfo(made).min), int(np.iinfo(made).max))
-        if source.kind == "f":
-            raise ValueError(f"dtypes: {asked} would cut off the fractions of column {name!r} ({source.name})")
-        if not least <= fill <= most or fill != int(fill):
-            raise ValueError(f"{asked} does not hold the pad value {fill} of column {name!r}")
-        limits = None if np.can_cast(source, made) else (least, most)
-    return ColumnType(wanted, made, limits)

@@ -1,0 +1,262 @@
+"""Batches to what is trained on: dicts of arrays by a layout, or what a user's function makes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from brimful.arrays.columns import ColumnRules, ListColumn, WindowColumns, columns_of
+from brimful.arrays.explained import remember
+from brimful.arrays.layout import Layout, refuse_taken
+from brimful.arrays.types import SIGNED
+from brimful.batching.batch import Batch, NumLabels
+from brimful.batching.facts import with_batches
+from brimful.batching.labels import read
+from brimful.batching.window import PlanningWindow
+from brimful.core.ahead import then
+from brimful.core.facts import Facts, columns_by, following
+from brimful.core.header import described
+from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, TAKEN, WEIGHTS, RankWeight
+from brimful.core.run import Run
+from brimful.core.stage import Stage, State, not_in_state, running
+from brimful.core.stats import Made
+from brimful.plan.errors import DataError, counted, warn_once
+from brimful.tables.origins import where
+from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, loss_labels
+from brimful.tables.texts import schema_without
+
+Unlabelled = Literal["keep", "drop", "raise"]
+"""What becomes of a sample without a label to train on, once its batch is planned."""
+
+
+class WithColumns(NamedTuple):
+    """A batch on its way to the loop, with its columns, the state after it, how many of its samples have no label to train on,
+    and one of them in words, if it is the first."""
+
+    batch: Batch
+    columns: WindowColumns
+    after: State
+    unlabelled: int = 0
+    example: str = ""
+
+
+@dataclass(frozen=True)
+class Collated(Stage[Any]):
+    """Abstract: each batch as it is trained on, and counted; the state is passed on.
+
+    Args:
+        fewer_shapes: how the user, who wants so few shapes that a compiler can keep up, gets fewer: `.stats` warns of too many.
+        with_batch: an item is a pair of the batch, as integers, and what is made of it.
+    """
+
+    label = ""  # what plans its batches is shown
+    as_arrays: ClassVar[bool] = True
+    """Whether it makes the arrays; else a function of the user's gets the samples."""
+
+    upstream: Stage[Batch]
+    rules: ColumnRules
+    fewer_shapes: str = not_in_state("")
+    verb: str = not_in_state("batch")
+    unlabelled: Unlabelled = not_in_state("keep")
+    with_batch: bool = not_in_state(False)
+
+    def facts(self, *inputs: Facts) -> Facts:
+        schema = columns_by(inputs[0], lambda below: schema_without(below, self.rules.left_out))
+        found = following(self, *inputs, seam="passes", schema=schema)
+        return with_batches(found, collated=self, left_out=self.rules.left_out)
+
+    def settings(self) -> dict[str, Any]:
+        return {"token_columns": described(self.rules.token_columns)}
+
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
+        with closing(self._with_columns(at, run)) as batches, closing(self.made(batches, run)) as items:
+            for item, one in items:
+                yield then(item, partial(self._finished, one, run)), one.after
+
+    @abstractmethod
+    def made(self, batches: Iterator[WithColumns], run: Run) -> Generator[tuple[Any, WithColumns], None, None]:
+        """What is made of each batch; one may be deferred."""
+
+    @abstractmethod
+    def without(self, batch: Batch, places: np.ndarray) -> Batch:
+        """A batch whose samples, or pieces, in these places train nothing."""
+
+    @abstractmethod
+    def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
+        """The shape that a compiler sees, and how many slots for tokens there are."""
+
+    @abstractmethod
+    def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
+        """How many labels of a step are trained on; None where only somebody else knows."""
+
+    @abstractmethod
+    def hides_labels(self, columns: WindowColumns, item: Any) -> bool:
+        """Whether labels count as one a sample, and the arrays of a batch do not show it."""
+
+    @abstractmethod
+    def check(self, batch: Batch, item: Any, columns: WindowColumns) -> None:
+        """Refuses what must not be handed on."""
+
+    @abstractmethod
+    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:
+        """Refuses a batch whose labels are not those that are counted in a `number`."""
+
+    def _with_columns(self, at: State, run: Run) -> Generator[WithColumns, None, None]:
+        said = False
+        own_lengths: dict[str, int] = {}
+        # with streams the windows at hand come in turn
+        known: WeakKeyDictionary[PlanningWindow, WindowColumns] = WeakKeyDictionary()
+        with running(self.upstream, at, run) as batches:
+            for batch, after in batches:
+                columns = known.get(batch.window)
+                if columns is None:
+                    columns = known[batch.window] = columns_of(batch.window, self.rules, self.as_arrays)
+                    if batch.plan.static and batch.plan.pieces is None:
+                        lists = [one for one in columns.all if isinstance(one, ListColumn)]
+                        _say_varying(one for one in lists if one.follows is None and _varies(one, own_lengths))
+                    if self.as_arrays:
+                        made = TAKEN if batch.weight is None else (*OF_RANKS, *TAKEN)
+                        refuse_taken(made, [column.name for column in columns.all])
+                places = columns.unlabelled(batch)
+                if not len(places):
+                    yield WithColumns(batch, columns, after)
+                    continue
+                example = "" if said else _unlabelled(batch, int(places[0]), self.unlabelled)
+                if self.unlabelled == "raise":
+                    raise DataError(example)
+                said = True
+                if self.unlabelled == "drop":
+                    batch = self.without(batch, places)
+                yield WithColumns(batch, columns, after, len(places), example)
+
+    def _finished(self, one: WithColumns, run: Run, item: Any) -> Any:
+        """An item as it is handed on, counted."""
+        batch, columns = one.batch, one.columns
+        self.check(batch, item, columns)
+        remember(item, batch, columns)
+        known: dict[str, NumLabels | None] = dict(zip(NUM_ITEMS, (batch.num_labels, batch.num_labels_here)))
+        if not any(known.values()) and self.hides_labels(columns, item):
+            known[NUM_ITEMS[1]] = read(batch, self.rules.labels_follow)
+        counts = {
+            name: count
+            for name, labels in known.items()
+            if labels is not None and (count := self._num_items(labels, columns)) is not None
+        }
+        if counts and batch.weight != 0:
+            self.check_labels(batch, item, columns, next(iter(counts)))
+        if (batch.weight is not None or counts) and isinstance(item, (dict, MutableMapping)):  # a dict is known sooner
+            _weigh(item, batch, columns, counts)
+        if run.made is not None:
+            shape, slots = self.shape(batch, item, columns)
+            samples, tokens = (0, 0) if batch.weight == 0 else (batch.num_samples, batch.num_tokens)
+            run.made.append(Made(samples, tokens, slots, shape, self.fewer_shapes, one.unlabelled, one.example))
+        return (batch, item) if self.with_batch else item
+
+    def _num_items(self, known: NumLabels, columns: WindowColumns) -> int | None:
+        """How many labels of a step are trained on; None where it is not known, or padding may be taken for some."""
+        name = loss_labels([column.name for column in columns.all]) or LABELS
+        if columns.labels is None or columns.labels.by == "token":
+            fill = self.rules.pad_values.get(name, NOT_TRAINED_ON)
+            if fill != NOT_TRAINED_ON or self.rules.dtypes.get(name, "int64") not in SIGNED:
+                return None
+        return self.num_labels(known, columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaidOut(Collated):
+    """Each batch as its layout has it: a dict of arrays."""
+
+    layout: Layout = not_in_state()
+
+    def made(self, batches: Iterator[WithColumns], run: Run) -> Generator[tuple[Any, WithColumns], None, None]:
+        for one in batches:
+            yield self.layout.item(one.batch, one.columns), one
+
+    def without(self, batch: Batch, places: np.ndarray) -> Batch:
+        return batch.without(places)
+
+    def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
+        return self.layout.shape(batch, item, columns)
+
+    def num_labels(self, known: NumLabels, columns: WindowColumns) -> int:
+        return self.layout.num_labels(known)
+
+    def hides_labels(self, columns: WindowColumns, item: Any) -> bool:
+        return columns.hides_labels(self.layout.by_row)
+
+    def check(self, batch: Batch, item: Any, columns: WindowColumns) -> None:
+        pass
+
+    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:
+        self.layout.check_labels(batch, item, columns, number)
+
+
+def _weigh(item: MutableMapping[str, Any], batch: Batch, columns: WindowColumns, num_items: Mapping[str, int]) -> None:
+    """Puts into a batch what says how much it weighs: of a data-parallel rank `weight` and `is_filler`, and `ends_step` where
+    that is known. A filler asks for no label, and its `sample_weights` are 0.
+
+    `num_items`, the labels of the whole step that are trained on, are () int64: arrays, as they go to the device with the batch,
+    and a compiled step does not take each new value for a constant. A number that a collate_fn has set stays.
+
+    Raises:
+        DataError: a collate_fn has made something of another's name.
+    """
+    made: dict[str, Any] = {}
+    if batch.weight is not None:
+        weight = batch.weight if batch.num_ranks is None else RankWeight(batch.weight, batch.num_ranks)
+        made |= {"weight": weight, "is_filler": weight == 0}
+    if batch.ends_step is not None:
+        made["ends_step"] = batch.ends_step
+    if clash := [name for name in made if name in item]:
+        raise DataError(
+            f"collate_fn returns {clash[0]!r}, and batches of ranks or optimizer steps hold something of that name; give it "
+            "another one"
+        )
+    item.update(made)
+    for name, count in num_items.items():
+        if name not in item:
+            item[name] = np.array(count)
+    if batch.weight == 0:
+        columns.unlabel(item, slice(None))
+        weights: Any = item.get(WEIGHTS)
+        if isinstance(weights, np.ndarray):
+            item[WEIGHTS] = np.zeros_like(weights)
+        elif hasattr(weights, "new_zeros"):  # of torch
+            item[WEIGHTS] = weights.new_zeros(weights.shape)
+
+
+def _unlabelled(batch: Batch, place: int, unlabelled: Unlabelled) -> str:
+    """A sample, or piece, of a batch that has no label to train on, in words."""
+    number = batch.numbers[place]
+    length = int(batch.window.whole_lengths[number].sum())
+    here = int(batch.plan.sizes[batch.span][place].sum())
+    window = batch.window if batch.window.located else batch.window.part(np.array([number]))
+    row = int(window.rows[number if window is batch.window else 0])
+    cut = "To keep its end, set overlong='truncate' and truncate_side='left' or 'middle'. " if here < length else ""
+    drop = "To leave such samples out, set" if unlabelled != "drop" else "Such samples are left out, by"
+    return (
+        f"a sample of {counted(length, 'token')} ({where(window.block, row)}) has no label to train on. The batch has {here:,} "
+        f"of its tokens, and their labels are all {NOT_TRAINED_ON}. {cut}{drop} unlabelled='drop'"
+    )
+
+
+def _varies(column: ListColumn, lengths: dict[str, int]) -> bool:
+    """Whether the lists of a column differ in length, those of earlier windows included: `lengths` keeps the first, by name."""
+    counts = column.counts
+    return bool(len(counts) and (counts != lengths.setdefault(column.name, int(counts[0]))).any())
+
+
+def _say_varying(columns: Iterable[ListColumn]) -> None:
+    if names := [one.name for one in columns]:
+        warn_once(
+            "static shapes are those of the tokens; %s is padded to its own longest in each batch, so its shapes vary: drop it, "
+            "or name it in token_columns",
+            ", ".join(names),
+        )
