@@ -597,7 +597,10 @@ def test_epochs_of_streams_are_counted_once_or_told_by_the_data(
     with caplog.at_level(logging.WARNING, "brimful"):
         counted = run(tmp_path / "counted", streamed(tmp_path), num_train_epochs=1, save_steps=steps - 1)
         assert (
-            caplog.text.count("counting the steps of an epoch of Batches(from_files > shuffle > batch), by a pass") == 1
+            caplog.text.count(
+                "counting the steps of an epoch of Batches(from_files > shuffle > batch > shard), by a pass"
+            )
+            == 1
         )
         assert (len(counted.seen), counted.state.epoch) == (steps, 1.0)
         assert counted.num_examples(counted.get_train_dataloader()) == 18
