@@ -63,14 +63,14 @@ def _callback(package: str, isolation: str) -> Any:
 @cache
 def _callback_class(package: str) -> type[Any]:
     """Which of two packages its base is of is known when one is imported."""
-    return type("FollowLoaders", (FollowLoaders, importlib.import_module(package).Callback), {"package": package})
+    return type("FollowLoaders", (FollowLoaders, importlib.import_module(package).Callback), {"_package": package})
 
 
 class FollowLoaders:
     """Tells loaders of brimful's what a Trainer has used of their batches; saves and restores their places. Each validation,
     test and prediction has the same batches, those of epoch 0."""
 
-    package: str
+    _package: str
 
     def __init__(self, isolation: str) -> None:
         self._isolation = isolation
@@ -83,7 +83,7 @@ class FollowLoaders:
         self._number = -1  # of the last batch of a step that takes them itself
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _callback, (self.package, self._isolation)
+        return _callback, (self._package, self._isolation)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         first = next(one for one in trainer.callbacks if isinstance(one, FollowLoaders))
