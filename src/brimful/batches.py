@@ -114,8 +114,7 @@ class Batches:
                 ".shard(0, 1) if this is meant",
                 world_size,
             )
-        if facts_of(self.stage).static_buffers:
-            GUARD.loop_here().check_buffers()
+        GUARD.check_buffers(self.stage)
         with told(self.stage):
             return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch), run)
 
