@@ -182,7 +182,9 @@ class Batches:
             process_group: the torch.distributed group of the data-parallel ranks. Ranks that read streams must agree on
                 the end of the epoch. If you give rank and world_size, this may also be a torch.distributed.Store. The
                 ranks then agree through that store.
-            mesh: or a device mesh of one dimension, for example `mesh["dp"]` of a larger mesh.
+            mesh: or a device mesh. If it has several dimensions, their names say who shares the batches out: `dp`,
+                `fsdp`, `dp_replicate`, `dp_shard` and the like. Ranks that differ in `tp`, `cp`, `pp` and the like get
+                the same batches. With other names, pass the one dimension: `mesh["replicas"]`.
             uneven: the reaction to a step with too few batches. That is the last step of indexed data, or one after the
                 end of a stream. "pad" adds a filler: a real row again, with weight 0. "drop" leaves out the step and
                 all that follow. "wrap" takes the first batches of the epoch (of the stream, with streams). "raise"

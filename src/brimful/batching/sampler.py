@@ -52,7 +52,8 @@ class BatchSampler:
     call `set_epoch` of the prepared loader with the sampler's `epoch`. Lightning: pass `use_distributed_sampler=False`.
 
     Args:
-        lengths: tokens of each sample, (n,) or (n, 2) for pairs. Any integers that numpy takes.
+        lengths: tokens of each sample, (n,), or (n, d) for several sizes. Or the sizes by name, (n,) each, for a policy
+            that names them (`MultiBudget`). Any integers that numpy takes.
         policy: makes batches from the lengths of a window, such as `bf.TokenBudget(16_384)`.
         shuffle: use another order each epoch. False keeps the order of the samples, and gives the batches of a window
             longest first.
