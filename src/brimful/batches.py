@@ -43,7 +43,7 @@ from brimful.tables.describe import as_html, as_text, described_chain
 from brimful.tables.ragged import is_labels
 from brimful.tables.texts import TokenizedText
 from brimful.tensors.collate_fn import CollatedBy, Collator
-from brimful.tensors.in_torch import InTorch
+from brimful.tensors.in_torch import in_torch
 
 if TYPE_CHECKING:
     import torch
@@ -390,14 +390,13 @@ class Batches:
 
     def _unpadded(self) -> Batches:
         """Batches whose lists are padded by what comes next."""
-        collated = self.stage.upstream if isinstance(self.stage, InTorch) else None
-        layout = collated.layout.unpadded() if isinstance(collated, LaidOut) else None
+        layout = self.stage.layout.unpadded() if isinstance(self.stage, LaidOut) else None
         if layout is None:
             raise ValueError(
                 "pad_on_device needs brimful's own padded batches. Leave out collate_fn, other layouts and pack, and call map, "
                 "take, enumerate and prefetch after to_device"
             )
-        return replace(self, stage=InTorch(replace(cast(LaidOut, collated), layout=layout)))
+        return replace(self, stage=replace(cast(LaidOut, self.stage), layout=layout))
 
     def shapes(self, epoch: int = 0) -> dict[tuple[int, ...], int]:
         """Counts the shapes (rows, tokens) of an epoch's batches, the most frequent first. A compiler sees each of
@@ -589,7 +588,7 @@ def batches_of(
         planned = MicroBatches(planned, parts, rules.labels_follow)
     tokens = known.get(rules.length_columns[0])
     side = form.pad_side or (None if tokens is None else tokens.side) or "right"
-    return Batches(InTorch(_collated(planned, rules, form, planner, side, originals)), repeats)
+    return Batches(_collated(planned, rules, form, planner, side, originals), repeats)
 
 
 def _check_whole(planner: BatchPlanner) -> None:
@@ -633,7 +632,7 @@ def _collated(
     one_of("pad_side", side, "right", "left")
     parallel = Parallel(form.max_workers, form.executor_type, prefetch_factor=1)
     collate_fn = form.collate_fn or (None if originals is None else originals.collate_fn)
-    given = planned, rules, planner.fewer_shapes, planner.verb, form.unlabelled
+    given = planned, rules, planner.fewer_shapes, planner.verb, form.unlabelled, in_torch
     if collate_fn is None:
         if parallel != Parallel(prefetch_factor=1):
             raise ValueError(

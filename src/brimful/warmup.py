@@ -25,7 +25,6 @@ from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.plan.errors import integer, logger, one_of
-from brimful.tensors.in_torch import in_torch
 from brimful.tensors.on_device import OnDevice
 from brimful.tensors.structures import mapped, tensors_of
 
@@ -189,7 +188,7 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
             return with_inputs(collated, planned)
         if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
             return TakeItems(collated, 1)
-        padded = mapped(in_torch(collated)(pattern), lambda tensor: tensor)  # also where the device is to pad
+        padded = mapped(pattern, lambda tensor: tensor)  # also where the device is to pad
         return Synthetic(partial(like, padded, rules=collated.rules), tuple(shapes), known)
 
     above = with_synthetic(alone.stage, batches_like)
