@@ -37,17 +37,18 @@ from brimful.arrays.nested import Nested
 from brimful.arrays.padded import Padded
 from brimful.async_loader import Loaded
 from brimful.batching.batch import Batch
-from brimful.batching.batched import Batched, Narrowed
 from brimful.batching.facts import BatchFacts
 from brimful.batching.items import EnumerateItems, MapItems, TakeItems
 from brimful.batching.micro_batches import MicroBatches
+from brimful.batching.placement import Ranks
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
+from brimful.batching.planning import Batched, PlannedWindows
 from brimful.batching.round_robin import RoundRobin
-from brimful.batching.sharded import Sharded
+from brimful.batching.shared import Shared
 from brimful.batching.shuffle import Shuffle
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.ahead import Ahead
-from brimful.core.facts import facts_of
+from brimful.core.facts import Facts, facts_of, following
 from brimful.core.repeat import Repeat
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
@@ -126,6 +127,10 @@ class Blocks(Stage[Block]):
 
     lengths: tuple[int, ...]
     sizes: tuple[int, ...] = ()
+
+    def facts(self, *inputs: Facts) -> Facts:
+        """As of a stream of an index, which each rank can afford to read."""
+        return following(self, from_index=True)
 
     def settings(self) -> dict[str, Any]:
         return {"lengths": [*self.lengths]}
@@ -798,9 +803,17 @@ WINDOWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to wind
     Buffered: st.one_of(on(Buffered, **windowed), on(Buffered, **automatic)),
     Planned: st.one_of(on(Planned, **windowed), on(Planned, **automatic)),
 }
-BATCHES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to batches
-    Batched: on(
-        Batched,
+
+
+def ranks_of(upstream: Stage[Any], rank: int, world_size: int) -> Ranks:
+    """Of streamed data, which ranks do not share, one process has all."""
+    known = facts_of(upstream)
+    return Ranks(rank, world_size) if known.from_index or not known.streamed_by else Ranks(0, 1)
+
+
+PLANS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to planned ones
+    PlannedWindows: on(
+        PlannedWindows,
         planner=planners,
         drop_last=st.booleans(),
         shuffle_batches=st.sampled_from([True, False, "stratified"]),
@@ -809,16 +822,16 @@ BATCHES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to b
         seed=seeds,
     ),
 }
-SHARES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to batches
-    Sharded: st.builds(
-        lambda rank, uneven: lambda upstream: Sharded(upstream, rank[0], rank[1], uneven=uneven),
+BATCHES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # planned windows to batches
+    Batched: on(Batched),
+    Shared: st.builds(
+        lambda rank, uneven: lambda upstream: Shared(upstream, ranks_of(upstream, *rank), uneven),
         st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)]),
         st.sampled_from(["pad", "drop", "wrap"]),
     ),
 }
 STEPS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # likewise
     MicroBatches: on(in_steps, micro_batches=few),
-    Narrowed: on(Narrowed),
 }
 LABELS_HIDDEN: Final[Link] = partial(MapBlocks, fn=with_hidden_labels)
 
@@ -871,8 +884,8 @@ STAGES: Final[set[type[Stage[Any]]]] = {
     *INDEXED,
     *SEVERAL_INDEXED,
     *WINDOWS,
+    *PLANS,
     *BATCHES,
-    *SHARES,
     *STEPS,
     *TENSORS,
     *SAMPLES,
@@ -993,7 +1006,9 @@ def in_streams() -> SearchStrategy[Make]:
         lambda make, links: chain(make, *links), files(streams=True), row_links(without=frozenset({*COUNTING, Repeat}))
     )
     return st.builds(
-        chain, st.one_of(rows, st.builds(chain, rows, WINDOWS[Buffered], BATCHES[Batched])), STREAMS[RoundRobin]
+        chain,
+        st.one_of(rows, st.builds(chain, rows, WINDOWS[Buffered], PLANS[PlannedWindows], BATCHES[Batched])),
+        STREAMS[RoundRobin],
     )
 
 
@@ -1009,16 +1024,22 @@ def some_without_labels() -> SearchStrategy[Make]:
     """Batches of samples, in some of which no label is trained on."""
     links = row_links(without=frozenset({*ROWS} - KEEPING))
     given = st.builds(lambda make, links: chain(make, *links), st.one_of(blocks, SOURCES[FromIterable]), links)
-    planned = st.builds(chain, given, st.just(LABELS_HIDDEN), WINDOWS[Buffered], BATCHES[Batched])
-    shared = st.one_of(planned, st.builds(chain, planned, SHARES[Sharded]))
+    plans = st.builds(chain, given, st.just(LABELS_HIDDEN), WINDOWS[Buffered], PLANS[PlannedWindows])
+    shared = st.builds(chain, plans, st.one_of(*BATCHES.values()))
     return st.one_of(shared, st.builds(chain, shared, STEPS[MicroBatches]))
 
 
 def batches() -> SearchStrategy[Make]:
     """Chains that end in batches: of integers, or of tensors."""
-    planned, tokens = (st.builds(chain, windows(alike=alike), BATCHES[Batched]) for alike in (False, True))
-    shared = st.one_of(planned, planned, st.builds(chain, planned, SHARES[Sharded]))
-    of_tokens = st.one_of(tokens, tokens, st.builds(chain, tokens, SHARES[Sharded]))
+    shared, of_tokens = (
+        st.builds(
+            chain,
+            windows(alike=alike),
+            PLANS[PlannedWindows],
+            st.one_of(BATCHES[Batched], BATCHES[Batched], BATCHES[Shared]),
+        )
+        for alike in (False, True)
+    )
     shared, of_tokens = (st.one_of(one, st.builds(chain, one, STEPS[MicroBatches])) for one in (shared, of_tokens))
     return st.one_of(
         shared,
@@ -1046,12 +1067,16 @@ def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
     if cls in ROWS | WINDOWS | SAMPLES:
         return st.builds(chain, blocks, (ROWS | WINDOWS | SAMPLES)[cls])
     below = st.builds(chain, blocks, WINDOWS[Buffered])
+    if cls in PLANS:
+        return st.builds(chain, below, PLANS[cls])
+    plans = st.builds(chain, below, PLANS[PlannedWindows])
+    # of an index, which knows its labels, and of which a rank locates its own rows
+    known = st.builds(chain, indexed(), WINDOWS[Planned], PLANS[PlannedWindows])
     if cls in BATCHES:
-        return st.builds(chain, below, BATCHES[cls])
-    planned = st.builds(chain, below, BATCHES[Batched])
-    if cls in SHARES | STEPS:  # of an index, which knows its labels, and of which a rank locates its own rows
-        known = st.builds(chain, indexed(), WINDOWS[Planned], BATCHES[Batched])
-        return st.builds(chain, st.one_of(known, planned), (SHARES | STEPS)[cls])
+        return st.builds(chain, st.one_of(known, plans), BATCHES[cls])
+    planned = st.builds(chain, plans, BATCHES[Batched])
+    if cls in STEPS:
+        return st.builds(chain, st.one_of(known, plans), st.one_of(*BATCHES.values()), STEPS[cls])
     if cls in TENSORS:
         return st.one_of(st.builds(chain, planned, TENSORS[cls]), st.builds(chain, some_without_labels(), WITH_LABELS))
     return st.builds(chain, st.one_of(blocks, planned), ITEMS[cls])

@@ -22,6 +22,7 @@ import brimful
 import brimful as bf
 from brimful.arrays.collated import Collated
 from brimful.async_loader import Loaded
+from brimful.batching.batch import Batch, PlannedWindow
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.repeat import Repeat
@@ -99,9 +100,9 @@ ENDLESS = {
     Loaded,
     Repeat,
     Unbatch,
+    *draw.PLANS,
     *draw.BATCHES,
     *draw.STREAMS,
-    *draw.SHARES,
     *draw.STEPS,
     *draw.TENSORS,
     *draw.ITEMS,
@@ -198,6 +199,8 @@ def rows_of(item: Any) -> Iterator[Any]:
         yield from item.to_pylist()
     elif isinstance(item, PlanningWindow):
         yield item.number, item.lengths.tolist(), *item.take(np.arange(len(item))).to_pylist()
+    elif isinstance(item, PlannedWindow):
+        yield from (row for place in range(len(item)) for row in rows_of(Batch(item, place)))
     else:
         yield item.numbers.tolist(), item.padded_length, item.padded_size, *rows_of(item.window)
 
@@ -217,7 +220,7 @@ def assert_blocks_change_nothing(lengths: list[int], links: list[draw.Link], *cu
 ON_BLOCKS: dict[type[Stage[Any]], st.SearchStrategy[draw.Link]] = {
     **draw.ROWS,
     **draw.WINDOWS,
-    **draw.BATCHES,
+    **draw.PLANS,
 }
 del ON_BLOCKS[Planned]
 
@@ -228,7 +231,7 @@ del ON_BLOCKS[Planned]
 def test_blocks_never_change_what_a_stage_gives(
     cls: type[Stage[Any]], data: st.DataObject, lengths: list[int], some: tuple[int, ...], other: tuple[int, ...]
 ) -> None:
-    below = [data.draw(draw.WINDOWS[Buffered])] if cls in draw.BATCHES else []
+    below = [data.draw(draw.WINDOWS[Buffered])] if cls in draw.PLANS else []
     assert_blocks_change_nothing(lengths, [*below, data.draw(ON_BLOCKS[cls])], some, other)
 
 
@@ -276,7 +279,7 @@ def test_law_where_time_ends_blocks(
     cls: type[Stage[Any]], data: st.DataObject, lengths: list[int], cut: tuple[int, ...], rows: int, seed: int
 ) -> None:
     make = cut_by_time(partial(draw.Blocks, tuple(lengths), cut))
-    below = [data.draw(draw.WINDOWS[Buffered])] if cls in draw.BATCHES else []
+    below = [data.draw(draw.WINDOWS[Buffered])] if cls in draw.PLANS else []
     make = draw.chain(make, *below, data.draw((ON_BLOCKS | draw.SAMPLES)[cls]))
     with draw.small(rows):
         steady = content(make) if cls not in draw.SAMPLES else []

@@ -14,14 +14,15 @@ from brimful.arrays.nested import Nested
 from brimful.arrays.packed import PackedLayout
 from brimful.arrays.padded import Padded
 from brimful.batching.batch import Batch, Uneven
-from brimful.batching.batched import Batched, Narrowed, ShuffleBatches, check_shuffle
-from brimful.batching.chains import sharded
-from brimful.batching.distributed import check_group, world_size_here
 from brimful.batching.facts import batch_facts, collated_of, planned_prefix
 from brimful.batching.items import EnumerateItems, MapItems, TakeItems
 from brimful.batching.micro_batches import MicroBatches
+from brimful.batching.order import ShuffleBatches, check_shuffle
+from brimful.batching.placement import Ranks, check_group, world_size_here
 from brimful.batching.planners import BatchPlanner
-from brimful.batching.round_robin import RoundRobin, told
+from brimful.batching.planning import Batched, PlannedWindows
+from brimful.batching.round_robin import RoundRobin
+from brimful.batching.shared import shared, told
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.above import DATASET, GUARD
@@ -209,9 +210,8 @@ class Batches:
                 "shard takes the data-parallel ranks from process_group or from mesh (got both); give one of them"
             )
         check_group(process_group, mesh)
-        ranks = process_group if mesh is None else mesh
-        how = {"rank": rank, "world_size": world_size, "process_group": ranks, "uneven": uneven}
-        return replace(self, stage=sharded(self.stage, **how, timeout_seconds=timeout_seconds))
+        ranks = Ranks(rank, world_size, process_group if mesh is None else mesh)
+        return replace(self, stage=shared(self.stage, ranks, uneven, timeout_seconds))
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch as integers: sample numbers and padded lengths. After `take(n)` there are at most n.
@@ -569,7 +569,7 @@ def batches_of(
         windows = Planned(
             cast(Indexed, stage), rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, fewest
         )
-    planned: Stage[Batch] = Batched(
+    plans = PlannedWindows(
         windows,
         planner,
         order.drop_last,
@@ -580,10 +580,9 @@ def batches_of(
         labels_follow=rules.labels_follow,
         window=rows or window,
     )
+    planned: Stage[Batch] = Batched(plans)
     if (streams := data.streams()) is not None:
         planned = RoundRobin(planned, streams)
-    if data.one_by_one:
-        planned = Narrowed(planned)
     if parts > 1:
         planned = MicroBatches(planned, parts, rules.labels_follow)
     tokens = known.get(rules.length_columns[0])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from brimful.arrays.collated import Unlabelled
 from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings, batches_of
-from brimful.batching.batched import ShuffleBatches
+from brimful.batching.order import ShuffleBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shuffle import Shuffle

@@ -10,7 +10,7 @@ from typing import Any, Protocol, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from brimful.batching.round_robin import told
+from brimful.batching.shared import told
 from brimful.core.above import GUARD
 from brimful.core.consumed import Consumed, Snapshot
 from brimful.core.counters import with_counters

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.batches import Batches
-from brimful.batching.batch import Batch
+from brimful.batching.batch import Batch, PlannedWindow
 from brimful.batching.window import PlanningWindow
 from brimful.core.above import GUARD
 from brimful.core.facts import facts_of
@@ -373,6 +373,8 @@ def first_difference(found: Any, expected: Any) -> str | None:
         return _fields(found, expected, "epoch", "number", "lengths", "checksums") or _first(
             [(".take(all)", found.take(rows), expected.take(rows))]
         )
+    if isinstance(found, PlannedWindow):
+        return first_difference(*([Batch(one, place) for place in range(len(one))] for one in (found, expected)))
     if isinstance(found, Batch):
         return _batch_difference(found, expected)
     if is_dataclass(found):

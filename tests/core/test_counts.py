@@ -86,8 +86,9 @@ def test_each_stage_counts_what_is_below_it_once(
         assert_counted_once(make)
 
 
-batches = st.builds(draw.chain, draw.windows(), draw.BATCHES[draw.Batched])
-of_ranks = st.builds(draw.chain, batches, draw.SHARES[draw.Sharded], draw.STEPS[draw.MicroBatches])
+plans = st.builds(draw.chain, draw.windows(), draw.PLANS[draw.PlannedWindows])
+batches = st.builds(draw.chain, plans, draw.BATCHES[draw.Batched])
+of_ranks = st.builds(draw.chain, plans, draw.BATCHES[draw.Shared], draw.STEPS[draw.MicroBatches])
 chains = st.one_of(draw.rows(), draw.windows(), batches, of_ranks, draw.in_streams())
 
 
@@ -108,9 +109,8 @@ def test_random_chains_over_bad_files_count_once(data: st.DataObject, rows: int,
     )
     joined = draw.joined(makes, data.draw(st.one_of(*draw.SEVERAL.values())))
     links = data.draw(draw.row_links(frozenset({*draw.CUTTERS, draw.CausalLabels, draw.Pad}), frozenset({draw.Zip})))
-    above = [data.draw(draw.WINDOWS[draw.Buffered]), data.draw(draw.BATCHES[draw.Batched])]
-    above += [
-        data.draw(one) for one in (draw.SHARES[draw.Sharded], draw.STEPS[draw.MicroBatches]) if data.draw(st.booleans())
-    ]
+    above = [data.draw(draw.WINDOWS[draw.Buffered]), data.draw(draw.PLANS[draw.PlannedWindows])]
+    above += [data.draw(st.one_of(*draw.BATCHES.values()))]
+    above += [data.draw(draw.STEPS[draw.MicroBatches])] if data.draw(st.booleans()) else []
     with draw.small(rows, size):
         assert_counted_once(draw.chain(joined, *links, *(above if data.draw(st.booleans()) else [])))

@@ -128,7 +128,7 @@ def test_buckets_at_equal_distances() -> None:
         ),
         (
             lambda: optimal_buckets([[1, 2]], 1),
-            "optimal_buckets takes one length a sample (got shape (1, 2)); TokenBudget takes two",
+            "optimal_buckets takes one length a sample (got shape (1, 2)); TokenBudget takes several",
         ),
         (lambda: uniform_buckets(0, 1), "max_length must be at least 1 token (got 0)"),
         (lambda: uniform_buckets(1, -1), "num_buckets must be at least 1 bucket (got -1)"),

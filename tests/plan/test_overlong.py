@@ -182,7 +182,9 @@ def test_pairs_are_dropped_and_placed_alone_by_their_padded_shape() -> None:
     assert sorted(np.concatenate(plan.batches).tolist()) == [0, 4]
     assert (counts["dropped"], counts["dropped_tokens"]) == (3, 25 + 18 + 40)
     assert plan_with(policy, [[1, 1]], "drop")[1]["dropped"] == 0
-    with pytest.raises(ValueError, match="overlong='truncate' takes one length a sample; for pairs choose raise, drop"):
+    with pytest.raises(
+        ValueError, match="overlong='truncate' takes one length a sample; for several choose raise, drop"
+    ):
         plan_with(policy, pairs, "truncate")
 
 

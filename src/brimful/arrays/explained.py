@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.arrays.columns import WindowColumns
-from brimful.batching.batch import Batch, PlannedBatches
+from brimful.batching.batch import Batch, PlannedWindow
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.tables.origins import ORIGIN, where
 
@@ -87,7 +87,7 @@ class _Made(NamedTuple):
         place: which batch of the plan it is.
     """
 
-    plan: PlannedBatches
+    plan: PlannedWindow
     samples: IntArray
     has_lengths: bool
     place: int

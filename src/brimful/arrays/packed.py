@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from brimful.arrays.columns import ListColumn, WindowColumns
 from brimful.arrays.layout import Layout, refuse_taken
 from brimful.arrays.types import ColumnType, held_in
-from brimful.batching.batch import Batch, NumLabels, PackedPieces, PlannedBatches
+from brimful.batching.batch import Batch, NumLabels, PackedPieces, PlannedWindow
 from brimful.plan.errors import DataError
 from brimful.tables.origins import where
 from brimful.tables.ragged import (
@@ -126,7 +126,7 @@ class _PackedRows:
     takes 16 bits where these suffice.
     """
 
-    def __init__(self, plan: PlannedBatches, columns: WindowColumns) -> None:
+    def __init__(self, plan: PlannedWindow, columns: WindowColumns) -> None:
         (self._rows, self._length), count, pieces = plan.shapes[0], len(plan), plan.pieces
         assert pieces is not None
         owners = np.repeat(np.arange(count), np.diff(plan.bounds))
@@ -221,10 +221,10 @@ class _PackedRows:
         return _Together(first, {name: (values.reshape(shape), kind) for name, (values, kind) in made.items()})
 
 
-_ROWS: Final[WeakKeyDictionary[PlannedBatches, _PackedRows]] = WeakKeyDictionary()
+_ROWS: Final[WeakKeyDictionary[PlannedWindow, _PackedRows]] = WeakKeyDictionary()
 
 
-def _rows_of(plan: PlannedBatches, columns: WindowColumns) -> _PackedRows:
+def _rows_of(plan: PlannedWindow, columns: WindowColumns) -> _PackedRows:
     found = _ROWS.get(plan)
     if found is None or found.columns is not columns:
         found = _ROWS[plan] = _PackedRows(plan, columns)

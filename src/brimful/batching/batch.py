@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.window import IntArray, PlanningWindow
+from brimful.core.stage import END, State
 from brimful.plan import random
 from brimful.plan.balancing import part_sums
 from brimful.plan.budget import SampleCost, sample_costs
@@ -47,9 +49,9 @@ class PackedPieces(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class PlannedBatches:
-    """The batches of one window, as flat arrays: a `Batch` is made when it is wanted, and what is counted of each is counted once
-    for all of them.
+class PlannedWindow:
+    """The batches of one window, as flat arrays: what becomes of batches before their rows are fetched makes one of these of
+    another. A `Batch` is made when it is wanted, and what is counted of each is counted once for all of them.
 
     Args:
         window: the window that the numbers refer to.
@@ -61,6 +63,7 @@ class PlannedBatches:
         static: whether its shape is one of few that a compiler knows, which a filler keeps.
         key: of the window's random choices; `keys`: the numbers, int64 (len,), by which those of each batch differ.
         left_out: of which samples, or pieces, the slots are padding, bool (n,); None: of none.
+        handed_on: says that so many of the batches are handed on, and gives the state after them.
     """
 
     window: PlanningWindow
@@ -73,11 +76,12 @@ class PlannedBatches:
     key: int = 0
     keys: IntArray | None = None
     left_out: NDArray[np.bool_] | None = None
+    handed_on: Callable[[int], State] = lambda batches: END
 
     def __len__(self) -> int:
         return len(self.padded_sizes)
 
-    def part(self, places: IntArray) -> PlannedBatches:
+    def part(self, places: IntArray) -> PlannedWindow:
         """Some of them, in the order given."""
         sizes = np.diff(self.bounds)[places]
         bounds = offsets_of(sizes)
@@ -93,7 +97,7 @@ class PlannedBatches:
             left_out=None if self.left_out is None else self.left_out[chosen],
         )
 
-    def apart(self) -> PlannedBatches:
+    def fetching_only_own_rows(self) -> PlannedWindow:
         """The batches in a part of their window that has no other samples, so that no other rows are located."""
         if not len(self) or self.window.located:
             return self
@@ -103,7 +107,7 @@ class PlannedBatches:
         return replace(self, window=own, numbers=(np.cumsum(wanted) - 1)[self.numbers])
 
     @once
-    def origins(self) -> PlannedBatches:
+    def origins(self) -> PlannedWindow:
         """The same of a window that holds nothing of its rows but where they came from, to be kept for long."""
         return replace(self, window=self.window.origins)
 
@@ -173,17 +177,15 @@ class Batch:
         num_labels_here: where those are not known, of this rank's batches of an optimizer step; after a resume inside a step, of
             those that are still to come.
         ends_step: whether it is the last one of an optimizer step; None where nothing says which ones are.
-        last: whether no batch of the window follows, of a data-parallel rank's none of that rank.
     """
 
-    plan: PlannedBatches
+    plan: PlannedWindow
     place: int = 0
     weight: float | None = None
     num_ranks: int | None = None
     num_labels: NumLabels | None = None
     num_labels_here: NumLabels | None = None
     ends_step: bool | None = None
-    last: bool = False
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -192,6 +194,11 @@ class Batch:
     def window(self) -> PlanningWindow:
         """The window that the numbers refer to."""
         return self.plan.window
+
+    @property
+    def last(self) -> bool:
+        """Whether no batch of the window follows, of a data-parallel rank's none of that rank."""
+        return self.place + 1 == len(self.plan) or self.window.turn is not None
 
     @property
     def span(self) -> slice:
@@ -288,6 +295,6 @@ def filler(batch: Batch) -> Batch:
     return replace(batch.of(own, padded_size=batch.padded_size if batch.plan.static else 1), weight=0.0)
 
 
-def apart(batch: Batch) -> Batch:
+def fetch_only_own_rows(batch: Batch) -> Batch:
     """A batch in a window of its own samples."""
-    return replace(batch, plan=batch.plan.part(np.array([batch.place])).apart(), place=0)
+    return replace(batch, plan=batch.plan.part(np.array([batch.place])).fetching_only_own_rows(), place=0)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.batching.batch import Batch, NumLabels, PlannedBatches
+from brimful.batching.batch import Batch, NumLabels, PlannedWindow
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.index.index import has_null
 from brimful.tables.ragged import (
@@ -84,7 +84,7 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> LossLabel
     return LossLabels(name, "sample") if is_number else None
 
 
-def counted(batches: PlannedBatches, follow: LabelsFollow, rows: bool = False) -> Sequence[NumLabels | None]:
+def counted(batches: PlannedWindow, follow: LabelsFollow, rows: bool = False) -> Sequence[NumLabels | None]:
     """The number of labels of each batch that are trained on, where the index knows it, or packing makes them of the tokens; else
     None. An index knows `labels` alone: of `shift_labels` by token `read` counts them.
 
@@ -170,7 +170,7 @@ def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
     return NumLabels(int(counts.sum()), edges if labels.name == SHIFTED else int(firsts.sum()))
 
 
-def _kept(batches: PlannedBatches, which: slice, follows: int) -> tuple[IntArray, IntArray]:
+def _kept(batches: PlannedWindow, which: slice, follows: int) -> tuple[IntArray, IntArray]:
     """The first label of some samples, or pieces, that is in their batches, and how many are."""
     if batches.pieces is not None:
         return batches.pieces.starts[which], batches.pieces.lengths[which]

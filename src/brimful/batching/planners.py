@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.batch import PackedPieces, PlannedBatches
+from brimful.batching.batch import PackedPieces, PlannedWindow
 from brimful.batching.window import PlanningWindow
 from brimful.core.counters import count
 from brimful.core.header import described
@@ -106,7 +106,7 @@ class BatchPlanner(ABC):
         return "take fewer buckets" if self.shapes() else "take StaticShapes, whose rows do not vary, fewer buckets"
 
     @abstractmethod
-    def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
+    def batches(self, window: PlanningWindow, key: int) -> PlannedWindow:
         """The window's batches, in the order of their cost."""
 
     @abstractmethod
@@ -114,7 +114,7 @@ class BatchPlanner(ABC):
         """One for each of the `parts` batches of an optimizer step."""
 
     @abstractmethod
-    def complete(self, batches: PlannedBatches, last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
         """Which batches `drop_last` keeps; `last` where no window follows."""
 
 
@@ -156,21 +156,21 @@ class ByPolicy(BatchPlanner):
     def settings(self) -> dict[str, Any]:
         return {"policy": described(self.policy), **_cut(self), **_rounding(self.rounding)}
 
-    def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
+    def batches(self, window: PlanningWindow, key: int) -> PlannedWindow:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
         plan = _placed(window, policy, self.overlong, self.parts)
         window = _truncated(self, window, policy.max_length)
         rows = np.maximum(plan.padded_sizes, np.diff(plan.bounds))  # each sample has its own, also where a policy packs
         static = self.shapes() is not None
         keys = None if window.turn is None else window.turn.first + np.arange(len(plan))
-        return PlannedBatches(
+        return PlannedWindow(
             window, plan.numbers, plan.bounds, plan.padded_lengths, rows, static=static, key=key, keys=keys
         )
 
     def divided(self, parts: int) -> ByPolicy:
         return replace(self, policy=divided(self.policy, parts), parts=parts)
 
-    def complete(self, batches: PlannedBatches, last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, all but the last cut of the epoch."""
         return _full(batches, self.policy.n if isinstance(self.policy, FixedSize) else None, last)
 
@@ -208,7 +208,7 @@ class ByPacking(BatchPlanner):
     def settings(self) -> dict[str, Any]:
         return {"row_length": self.policy.row_length, "rows": self.num_rows, **_cut(self)}
 
-    def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
+    def batches(self, window: PlanningWindow, key: int) -> PlannedWindow:
         row_length, cost = self.policy.row_length, self.policy.cost
         if self.overlong == "split":
             numbers, starts, lengths = split_long(window.lengths, row_length)
@@ -231,7 +231,7 @@ class ByPacking(BatchPlanner):
         rows = np.repeat(np.arange(len(order)) % self.num_rows, np.diff(ends))
         lie = PackedPieces(starts[pieces], lengths[pieces], rows)
         shape = np.full(count, row_length), np.full(count, self.num_rows)
-        return PlannedBatches(window, numbers[pieces], bounds, *shape, lie, static=True, key=key)
+        return PlannedWindow(window, numbers[pieces], bounds, *shape, lie, static=True, key=key)
 
     def _even(self, plan: Plan, costs: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows in an order in which each `num_rows` of them cost the same; a last, smaller batch has the cheapest."""
@@ -245,7 +245,7 @@ class ByPacking(BatchPlanner):
     def divided(self, parts: int) -> ByPacking:
         return replace(self, num_rows=share(self.num_rows, parts, "rows", even=True))
 
-    def complete(self, batches: PlannedBatches, last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
         """Batches without an empty row."""
         assert batches.pieces is not None
         return np.equal(batches.pieces.rows[batches.bounds[1:] - 1], self.num_rows - 1)
@@ -279,7 +279,7 @@ class ByKey(BatchPlanner):
         functions = {name: described(getattr(self, name)) for name in ("batch_size", "key", "boundary_key")}
         return {**functions, "overlong": self.overlong, **_rounding(self.rounding)}
 
-    def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
+    def batches(self, window: PlanningWindow, key: int) -> PlannedWindow:
         block = window.take(np.arange(len(window)))
         rows = samples(block)
         keys = list(call("batch_by", self.key, block))
@@ -306,14 +306,14 @@ class ByKey(BatchPlanner):
         members, ends = joined(batches)
         padded = np.array(longest, dtype=np.int64).reshape(len(batches), *window.lengths.shape[1:])
         padded = padded if self.rounding is None else self.rounding(padded)
-        return PlannedBatches(window, members, ends, padded, np.diff(ends), key=key)
+        return PlannedWindow(window, members, ends, padded, np.diff(ends), key=key)
 
     def divided(self, parts: int) -> ByKey:
         if callable(self.batch_size):
             return self
         return replace(self, batch_size=share(self.batch_size, parts, "samples", even=True))
 
-    def complete(self, batches: PlannedBatches, last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
         return _full(batches, self.batch_size if isinstance(self.batch_size, int) else None, last)
 
     def _in_buckets(self, window: PlanningWindow, order: list[int]) -> list[int]:
@@ -384,7 +384,7 @@ def _truncated(planner: BatchPlanner, window: PlanningWindow, most: int | None) 
     return window.truncated(planner.token_columns, most, planner.truncate_side)
 
 
-def _full(batches: PlannedBatches, size: int | None, last: bool) -> NDArray[np.bool_]:
+def _full(batches: PlannedWindow, size: int | None, last: bool) -> NDArray[np.bool_]:
     full = np.ones(len(batches), dtype=bool)
     if size is not None:
         full = np.diff(batches.bounds) == size

@@ -38,8 +38,10 @@ AHEAD_ROUNDS: Final = 2
 """Rounds that a rank posts beyond the one whose outcome it waits for."""
 _POSTED: Final = 1 << 32
 """Added to a round's counter by each rank, beside its count."""
-_SOONEST, _LATEST, _NOTICE = 0.001, 0.05, 0.5
-"""Seconds between two looks at a counter, and between two looks for a rank that is gone."""
+_SOONEST, _LATER, _LATEST, _NOTICE = 0.001, 0.1, 0.5, 0.5
+"""Seconds between two looks at a counter: a tenth of those that it was waited for, so that a thousand ranks that wait for one ask
+little; and between two looks for a rank that is gone. The store's own `wait` would hold its client, which torch uses too, and
+writes a warning to the console whenever it times out."""
 _LEAVE: Final = 10.0
 """Seconds for which rank 0 waits at the end."""
 _PATIENCE: Final = 2.0
@@ -161,11 +163,11 @@ class Rendezvous:
 
     def _looks(self) -> Iterator[float]:
         """Steps between looks at the store, short at first, until the run is closed; each gives the seconds waited so far."""
-        began, pause = time.monotonic(), _SOONEST
+        began = time.monotonic()
         while not self._closed:
-            yield time.monotonic() - began
-            self._pause(pause)
-            pause = min(2 * pause, _LATEST)
+            waited = time.monotonic() - began
+            yield waited
+            self._pause(min(max(_SOONEST, _LATER * waited), _LATEST))
 
     def leave(self, over: bool) -> None:
         """The last of all. Where the epoch is not over, tells the other ranks, so that none of them waits for this one.

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from brimful.batching.batch import Batch
-from brimful.batching.batched import Batched, ShuffleBatches, check_shuffle
-from brimful.batching.distributed import resolve
+from brimful.batching.order import ShuffleBatches, check_shuffle
+from brimful.batching.placement import Ranks, resolve
 from brimful.batching.planners import ByPolicy
-from brimful.batching.sharded import Sharded
+from brimful.batching.planning import Batched, PlannedWindows
+from brimful.batching.shared import Shared
 from brimful.batching.windows import Planned, auto_rows
 from brimful.core.above import GUARD, ReadsAhead
 from brimful.core.counters import COUNTERS, Counters
@@ -135,8 +136,8 @@ class BatchSampler:
         planner = ByPolicy(policy, overlong)
         shuffle_batches = check_shuffle(shuffle if shuffle_batches is None else shuffle_batches)
         shuffled = False if planner.in_order else shuffle_batches
-        self._batches = Batched(windows, planner, drop_last, shuffled, balance_group, seed)
-        self._shard = Sharded(self._batches, self.rank, world_size, uneven=uneven)
+        self._plans = PlannedWindows(windows, planner, drop_last, shuffled, balance_group, seed)
+        self._shard = Shared(self._plans, Ranks(self.rank, world_size), uneven)
         self.drop_last: bool = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
         self._tally = Counters()
         self._epoch = 0
@@ -284,7 +285,7 @@ class BatchSampler:
             logger.warning("epoch %d again, in the same order: call set_epoch(epoch) before each epoch", run.epoch)
         self._restored, self._running = None, run
         if self.uneven == "raise" and self.world_size > 1:
-            self._checked(sum(1 for _ in self._run(self._batches, run.place)))
+            self._checked(sum(1 for _ in self._run(Batched(self._plans), run.place)))
         for batch, after in self._run(self._shard, run.place):
             run.took(after)
             self._running = run
@@ -307,7 +308,7 @@ class BatchSampler:
         """How many batches all ranks have in the epoch."""
         epoch = self._epoch if self._samples.shuffle else 0
         if self._counted is None or self._counted[0] != epoch:
-            self._counted = epoch, sum(1 for _ in self._run(self._batches, self._batches.start(epoch)))
+            self._counted = epoch, sum(1 for _ in self._run(Batched(self._plans), self._plans.start(epoch)))
         return self._counted[1]
 
     def _checked(self, batches: int) -> int:
@@ -329,8 +330,8 @@ class BatchSampler:
     @once
     def _header(self) -> dict[str, Any]:
         names = "drop_last", "shuffle_batches", "balance_group"
-        order = {name: getattr(self._batches, name) for name in names} | {"window": self._rows}
-        return {"verb": "BatchSampler"} | self._samples.settings() | self._batches.planner.settings() | order
+        order = {name: getattr(self._plans, name) for name in names} | {"window": self._rows}
+        return {"verb": "BatchSampler"} | self._samples.settings() | self._plans.planner.settings() | order
 
 
 @dataclass

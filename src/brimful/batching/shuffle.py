@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from brimful.batching.window import PlanningWindow
-from brimful.batching.windows import Buffered, parts_of_windows
+from brimful.batching.windows import Buffered, replayed_windows
 from brimful.core.ahead import Ahead
 from brimful.core.facts import Facts, following, rng_slot
 from brimful.core.run import Run
-from brimful.core.stage import BLOCK_ROWS, Stage, State
+from brimful.core.stage import BLOCK_ROWS, END, Stage, State
 from brimful.plan import random
 from brimful.plan.errors import check_count
 from brimful.plan.once import once
@@ -22,7 +23,7 @@ from brimful.tables.ragged import EMPTY
 class Shuffle(Stage[Block]):
     """The rows of each window of `buffer_size` in a random order, the next window read ahead of use.
 
-    State: see `parts_of_windows`, in rows.
+    State: see `replayed_windows`, in rows. A state between the samples of a first block has the checksums of all of the window.
     """
 
     upstream: Stage[Block]
@@ -49,12 +50,12 @@ class Shuffle(Stage[Block]):
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         here = rng_slot(self)
 
-        def blocks(window: PlanningWindow, done: int, _: State) -> Iterator[tuple[Block, int]]:
-            order = random.permutation(len(window), random.key(self.seed, here, window.epoch, window.number))
-            for first in range(done, len(window), BLOCK_ROWS):
-                end = first + BLOCK_ROWS
-                yield window.take(order[first:end]), end if end < len(window) else 0
-
-        yield from parts_of_windows(
-            self.windows, at, run, blocks, lambda window: EMPTY if len(window) > BLOCK_ROWS else None
-        )
+        with closing(replayed_windows(self.windows, at, run)) as windows:
+            for window, done, inside, after, is_new in windows:
+                if is_new and len(window) > BLOCK_ROWS:
+                    yield EMPTY, inside
+                order = random.permutation(len(window), random.key(self.seed, here, window.epoch, window.number))
+                for first in range(done, len(window), BLOCK_ROWS):
+                    end = first + BLOCK_ROWS
+                    left = {**inside, "done": end} if end < len(window) else None
+                    yield window.take(order[first:end]), left or (END if after == END else {"windows": after})

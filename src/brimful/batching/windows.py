@@ -1,14 +1,14 @@
-"""Rows to windows: streamed ones are held, of indexed ones the lengths are looked up; and windows to parts, which are replayed.
+"""Rows to windows: streamed ones are held, of indexed ones the lengths are looked up; and windows that are read again.
 
 Any window of indexed data can be computed alone. Streams hold the rows of a window and a half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -34,8 +34,6 @@ from brimful.tables.blocks import Block, begins, visible
 from brimful.tables.checksums import checksums, in_state
 from brimful.tables.ragged import MASK, distinct, token_counts, unmasked
 from brimful.tables.texts import TokenizedText, texts_in
-
-T = TypeVar("T")
 
 AUTO_BYTES: Final = 256 << 20
 """The most that the length columns of one window may take where its size is chosen for the user."""
@@ -294,43 +292,42 @@ class Planned(Windowed):
         )  # no generator: a policy may raise StopIteration
 
 
-def parts_of_windows(
-    windows: Stage[PlanningWindow],
-    at: State,
-    run: Run,
-    parts: Callable[[PlanningWindow, int, State], Iterator[tuple[T, int]]],
-    opens: Callable[[PlanningWindow], T | None] = lambda window: None,
-) -> Generator[tuple[T, State], None, None]:
-    """The parts that `parts` makes of each window.
+class WindowAt(NamedTuple):
+    """A window, and how to go on in it.
+
+    Args:
+        done: how much of it was handed on before the run began.
+        inside: the state before it, to which whoever hands it on in parts adds "done": how much of it.
+        after: the state of the windows after it.
+        is_new: whether nothing of it was handed on.
+    """
+
+    window: PlanningWindow
+    done: int
+    inside: dict[str, Any]
+    after: State
+    is_new: bool
+
+
+def replayed_windows(windows: Stage[PlanningWindow], at: State, run: Run) -> Generator[WindowAt, None, None]:
+    """The windows after a state, the one in which it lies read again.
 
     State: {"windows": windows' state before the window, "done": how much of it was handed on, "crc": its checksums}, where it has
     some. A resume reads the window again; but where batches are in arrival order, the windows go on after those that were handed
     on.
 
-    Args:
-        parts: called with a window, how much of it was handed on before, and the state after it; gives each further part with
-            how much is handed on after it, 0 after the last.
-        opens: gives what is handed on before the first part of a window, if that is not handed on at once: then a state between
-            its samples has the checksums of all of the window.
     Raises:
         StateError: the window that is read again has other rows.
     """
-    before, skip, saved = at["windows"], at.get("done", 0), at.get("crc", [])
+    before, done, saved = at["windows"], at.get("done", 0), at.get("crc", [])
     with running(windows, before, run) as items:
-        for window, after in again(items, bool(skip or saved)):
-            inside = {"windows": before} | ({"crc": in_state(window.checksums)} if window.checksums else {})
-            if skip or saved:
+        for window, after in again(items, bool(done or saved)):
+            is_new = not (done or saved)
+            if not is_new:
                 first = begins(window.block) if window.index is None else ""
                 check_replay(run, windows, window.checksums, saved, f"window {window.number}{first}")
-            elif (opened := opens(window)) is not None:
-                yield opened, inside
-            for part, done in parts(window, skip, after):
-                if done and window.turn is not None:
-                    yield part, {"windows": window.turn.state(done)}
-                elif done:
-                    yield part, {**inside, "done": done}
-                else:
-                    yield part, END if after == END else {"windows": after}
-            before, skip, saved = after, 0, []
-        if skip or saved:
+            inside = {"windows": before} | ({"crc": in_state(window.checksums)} if window.checksums else {})
+            yield WindowAt(window, done, inside, after, is_new)
+            before, done, saved = after, 0, []
+        if done or saved:
             check_replay(run, windows, {}, saved, "a window that is gone")

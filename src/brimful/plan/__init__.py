@@ -5,6 +5,7 @@ from brimful.plan.buckets import optimal_buckets, uniform_buckets
 from brimful.plan.budget import AttentionCost, CostBudget, FixedSize, StaticShapes, TokenBudget
 from brimful.plan.groups import balanced_thresholds, find_thresholds, optimal_partition
 from brimful.plan.memory import MemoryBudget, PeakModel
+from brimful.plan.multi import MultiBudget
 from brimful.plan.overlong import Overlong, OverlongError
 from brimful.plan.pack import Packed
 from brimful.plan.plan import Plan, Policy, as_lengths
@@ -14,6 +15,7 @@ __all__ = [
     "CostBudget",
     "FixedSize",
     "MemoryBudget",
+    "MultiBudget",
     "Overlong",
     "OverlongError",
     "Packed",

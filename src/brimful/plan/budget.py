@@ -4,7 +4,7 @@ limit of an optimizer step among its batches."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from brimful.plan.buckets import Rounding, as_buckets
 from brimful.plan.cut import Cut, assemble, cut_fewest, cut_greedy, cut_priced, plan_sorted
-from brimful.plan.errors import check_count, finite, function, one_of, other_signature
+from brimful.plan.errors import check_count, finite, function, integer, one_of, other_signature
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, widths
 
@@ -411,7 +411,8 @@ def divided(policy: Policy, parts: int) -> Policy:
         return replace(policy, **changes)
     if isinstance(policy, CostBudget):
         return replace(policy, limit=policy.limit / parts)
-    return policy
+    own = getattr(policy, "divided", None)
+    return policy if own is None else own(parts)
 
 
 def exceeded(policy: Policy | None, rows: int, length: int) -> str:
@@ -425,6 +426,21 @@ def exceeded(policy: Policy | None, rows: int, length: int) -> str:
     if isinstance(policy, CostBudget) and policy.cost(rows, length) > policy.limit:
         return f"limit={policy.limit:,}"
     return ""
+
+
+def as_limits(name: str, limits: Any) -> dict[str, int]:
+    """Limits by name, checked.
+
+    Raises:
+        TypeError: no mapping of names to whole numbers.
+        ValueError: a limit is below 1.
+
+    >>> as_limits("total", {"num_patches": 8_192})
+    {'num_patches': 8192}
+    """
+    if not isinstance(limits, Mapping) or not all(isinstance(key, str) for key in limits):
+        raise TypeError(f"{name} takes limits by name, such as {{'num_patches': 8_192}} (got {limits!r})")
+    return {key: integer(f"{name}[{key!r}]", limit, 1) for key, limit in limits.items()}
 
 
 def share(budget: int, parts: int, unit: str, *, even: bool = False) -> int:

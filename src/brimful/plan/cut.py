@@ -1,16 +1,16 @@
 """The shared planner: put samples in an order in which neighbours are alike, then cut it into batches.
 
 `padded` has the length that each sample is padded to, in the order of the cut. `rows(padded_length)` is the most
-rows that a batch of that padded length may have: at least 1, and never more for a longer one. For pairs it is
-asked with a pair, or, by `plan_sorted`, with their sum. A cut is the positions where batches start.
+rows that a batch of that padded length may have: at least 1, and never more for a longer one. For several lengths a
+sample it is asked with all, or, by `plan_sorted`, with their sum. A cut is the positions where batches start.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
-from math import sqrt
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,9 @@ _IMPOSSIBLE = np.iinfo(np.int64).max
 
 
 def plan_sorted(lengths: IntArray, padded: IntArray, rows: MaxRows, cut: Cut) -> Plan:
-    """Sort, then cut: one length longest first and by `cut`, pairs in a snake and greedily."""
+    """Sort, then cut: one length longest first and by `cut`, several greedily."""
     if lengths.ndim == 2:
-        return plan_pairs(lengths, padded, lambda pair: rows(sum(pair)))
+        return plan_wide(lengths, padded, lambda widths: rows(sum(widths)))
     if not len(lengths):
         return Plan.of(lengths, [])
     order = longest_first(lengths)
@@ -37,13 +37,20 @@ def plan_sorted(lengths: IntArray, padded: IntArray, rows: MaxRows, cut: Cut) ->
     return assemble(lengths, padded, order, cut(padded, rows))
 
 
-def plan_pairs(lengths: IntArray, padded: IntArray, rows: MaxRows) -> Plan:
-    """Pairs (n, 2) in a snake, cut greedily."""
+def plan_wide(
+    lengths: IntArray, padded: IntArray, rows: MaxRows, totals: IntArray | None = None, limits: Sequence[int] = ()
+) -> Plan:
+    """Samples of d lengths each, (n, d): one longest first, pairs in a snake, more by their sum; cut greedily.
+
+    Args:
+        totals: more sizes of each sample, (n, t), of which the sums in a batch are at most `limits`.
+    """
     if not len(lengths):
         return Plan.of(lengths, [])
-    order = snake(padded, rows)
+    order = snake(padded, rows) if padded.shape[1] == 2 else longest_first(padded.sum(axis=1))
     padded = padded[order]
-    return assemble(lengths, padded, order, cut_pairs(padded, rows))
+    starts = cut_wide(padded, rows, None if totals is None else totals[order], limits)
+    return assemble(lengths, padded, order, starts)
 
 
 def assemble(lengths: IntArray, padded: IntArray, order: IntArray, starts: IntArray) -> Plan:
@@ -86,7 +93,7 @@ def snake(padded: IntArray, rows: MaxRows) -> IntArray:
     targets fall, in the next one they rise.
     """
     order = np.lexsort((-padded[:, 1], -padded[:, 0]))
-    shares = 1 / pair_rows_at(padded[order], rows)
+    shares = 1 / rows_at(padded[order], rows)
     filled = np.cumsum(shares) - shares
     batches = filled[-1] + shares[-1]
     strips = np.floor(filled * (max(1, round(_STRIPS * sqrt(batches))) / batches))
@@ -104,28 +111,36 @@ def cut_greedy(padded: IntArray, rows: MaxRows) -> IntArray:
     return np.array(starts, dtype=np.int64)
 
 
-def cut_pairs(padded: IntArray, rows: MaxRows) -> IntArray:
-    """Batches as large as they may be, of pairs (n, 2) in the order given."""
+def cut_wide(padded: IntArray, rows: MaxRows, totals: IntArray | None = None, limits: Sequence[int] = ()) -> IntArray:
+    """Batches as large as they may be, of samples of d lengths (n, d) in the order given, whose `totals` (n, t) have sums within
+    `limits`."""
     starts = []
     start = 0
+    sums = [] if totals is None else [*np.cumsum(totals, axis=0).T]
     while start < len(padded):
         starts.append(start)
-        block = padded[start : start + rows(tuple(padded[start].tolist()))]
+        end = start + rows(tuple(padded[start].tolist()))
+        for so_far_of, limit in zip(sums, limits):
+            before = so_far_of[start - 1] if start else 0
+            end = min(end, max(start + 1, int(np.searchsorted(so_far_of, before + limit, side="right"))))
+        block = padded[start:end]
         so_far = np.maximum.accumulate(block, axis=0).tolist()
         start += bisect_left(range(len(block)), True, key=lambda size: rows(tuple(so_far[size])) <= size)
     return np.array(starts, dtype=np.int64)
 
 
 def rows_at(padded: IntArray, rows: MaxRows) -> IntArray:
-    """`rows` of each padded length, asked once for each distinct one."""
-    values, where = np.unique(padded, return_inverse=True)
-    return np.array([rows(value) for value in values.tolist()], dtype=np.int64)[where]
-
-
-def pair_rows_at(padded: IntArray, rows: MaxRows) -> IntArray:
-    """`rows` of each pair of padded lengths (n, 2), asked once for each distinct one."""
-    span = int(padded[:, 1].max(initial=0)) + 1
-    return rows_at(padded[:, 0] * span + padded[:, 1], lambda pair: rows(divmod(pair, span)))
+    """`rows` of each padded length, (n,), or of several, (n, d), asked once for each distinct one."""
+    if padded.ndim == 1:
+        values, where = np.unique(padded, return_inverse=True)
+        return np.array([rows(value) for value in values.tolist()], dtype=np.int64)[where]
+    spans = (padded.max(axis=0, initial=0) + 1).tolist()
+    if prod(spans) > np.iinfo(np.int64).max:
+        values, where = np.unique(padded, axis=0, return_inverse=True)
+    else:  # four times as fast
+        keys, where = np.unique(np.ravel_multi_index([*padded.T], spans), return_inverse=True)
+        values = np.stack(np.unravel_index(keys, spans), axis=1)
+    return np.array([rows(tuple(value)) for value in values.tolist()], dtype=np.int64)[where]
 
 
 # -- the fewest slots: dynamic programmes over the places where a batch may start --------------------------------------

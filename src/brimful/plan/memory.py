@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.plan.budget import ENDLESS, largest
-from brimful.plan.cut import cut_greedy, pair_rows_at, plan_pairs, plan_sorted
+from brimful.plan.cut import cut_greedy, plan_sorted, plan_wide, rows_at
 from brimful.plan.errors import finite, integer, logger, one_of
 from brimful.plan.once import once, settings_of
 from brimful.plan.overlong import refuse_overlong
@@ -159,15 +159,16 @@ class MemoryBudget:
             ([14, 2], [10, 40])
         """
         lengths = as_lengths(lengths)
-        if lengths.ndim != self.model.num_lengths:
+        given = 1 if lengths.ndim == 1 else lengths.shape[1]
+        if given != self.model.num_lengths:
             raise ValueError(
-                f"the model of this MemoryBudget takes {self.model.num_lengths} length(s) a sample (got {lengths.ndim}). Fit it "
-                f"with shapes of {1 + lengths.ndim} numbers"
+                f"the model of this MemoryBudget takes {self.model.num_lengths} length(s) a sample (got {given}). Fit it "
+                f"with shapes of {1 + given} numbers"
             )
         padded, rows = np.maximum(lengths, 1), cache(self._rows)
         if lengths.ndim == 2:
-            self._refuse(lengths, pair_rows_at(padded, rows) > 0)
-            plan = plan_pairs(lengths, padded, rows)
+            self._refuse(lengths, rows_at(padded, rows) > 0)
+            plan = plan_wide(lengths, padded, rows)
         else:
             self._refuse(lengths, padded <= (self.max_length or ENDLESS))
             plan = plan_sorted(lengths, padded, rows, cut_greedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from brimful.plan.buckets import Rounding
 from brimful.plan.errors import integer, one_of
-from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned
+from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]
 
@@ -77,7 +78,7 @@ def refuse_overlong(
     """Raise for the first sample that does not fit, and name all of them.
 
     Args:
-        lengths: tokens of each sample, (n,) or (n, 2).
+        lengths: tokens of each sample, (n,) or (n, d).
         fits: which samples can be placed, (n,).
         max_length: the policy's.
         limit, remedy: the two ends of the message.
@@ -97,6 +98,33 @@ def refuse_overlong(
     )
 
 
+def refuse_beyond(
+    values: IntArray, sizes: IntArray, limits: Mapping[str, int], max_length: int | None, rounding: str = ""
+) -> None:
+    """Raise for the first sample of which a size exceeds its limit, and name all such samples.
+
+    Args:
+        values: the sizes of each sample as users know them, (n, d), in the order of the limits.
+        sizes: the same as they are rounded up, which `rounding` says in words.
+    Raises:
+        OverlongError: there is one.
+    """
+    beyond = sizes > np.array([*limits.values()])
+    if not beyond.any():
+        return
+    samples = np.flatnonzero(beyond.any(axis=1)).tolist()
+    at = int(np.argmax(beyond[samples[0]]))
+    (name, limit), size = [*limits.items()][at], int(values[samples[0], at])
+    words = rounding if sizes[samples[0], at] > size else ""
+    raise OverlongError(
+        f"a sample of {size:,} {name} (sample {samples[0]:,}) cannot fit {name}={limit:,}{words}; filter it, or raise the limit",
+        sample=samples[0],
+        length=size,
+        max_length=max_length,
+        samples=tuple(samples),
+    )
+
+
 def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") -> tuple[Plan, dict[str, int]]:
     """The policy's plan, with a word for the samples that it cannot place, and the counts of what was done: samples, and the
     tokens that are in no batch.
@@ -111,11 +139,11 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
 
     Args:
         policy: what plans the rest.
-        lengths: tokens of each sample, (n,) or (n, 2).
+        lengths: tokens of each sample, (n,) or (n, d).
         overlong: one of the four words.
     Raises:
         OverlongError: a sample is too long, under "raise"; under "alone" longer than every bucket, or than static shapes.
-        ValueError: an unknown word; "truncate" for pairs, where it does not say which of the two to cut; or a policy that names
+        ValueError: an unknown word; "truncate" for several lengths, as it does not say which to cut; or a policy that names
             few of the samples that it refuses each time.
     Price: the policy's plan and about 10 ms per million samples; a second plan where an `OverlongError` names samples.
     Example:
@@ -136,24 +164,28 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
         return plan, counts
     if overlong == "truncate":
         if lengths.ndim == 2:
-            raise ValueError("overlong='truncate' takes one length a sample; for pairs choose raise, drop or alone")
+            raise ValueError("overlong='truncate' takes one length a sample; for several choose raise, drop or alone")
         kept = lengths if longest is None else np.minimum(lengths, longest)
         counts["truncated"] = int((kept < lengths).sum())
         counts["dropped_tokens"] = int((lengths - kept).sum())
         return planned(policy, kept), counts
     plan, placed = _placed(policy, lengths)
     too_long = np.delete(np.arange(len(lengths)), placed)
-    numbers, tokens = placed[plan.numbers], int(lengths[too_long].sum())
+    numbers, tokens = placed[plan.numbers], int(widths(lengths, plan.num_padded)[too_long].sum())
     if overlong == "drop":
         counts |= {"dropped": len(too_long), "dropped_tokens": tokens}
         return replace(plan, numbers=numbers), counts
     counts["alone"] = len(too_long)
     long_alone = np.zeros_like(lengths)
     long_alone[too_long] = lengths[too_long]
-    plan = Plan(
+    padded = _padded_alone(policy, long_alone)
+    if plan.num_padded is not None and lengths.ndim == 2:
+        padded[:, plan.num_padded :] = lengths[:, plan.num_padded :]
+    plan = replace(
+        plan,
         numbers=np.concatenate([too_long, numbers]),
         bounds=np.concatenate([np.arange(len(too_long)), plan.bounds + len(too_long)]),
-        padded_lengths=np.concatenate([_padded_alone(policy, long_alone)[too_long], plan.padded_lengths]),
+        padded_lengths=np.concatenate([padded[too_long], plan.padded_lengths]),
         padded_sizes=np.concatenate([np.ones(len(too_long), np.int64), plan.padded_sizes]),
         tokens=plan.tokens + tokens,
     )

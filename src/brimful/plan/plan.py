@@ -21,15 +21,16 @@ class Plan:
 
     A batch becomes a tensor of `padded_sizes[i]` rows and `padded_lengths[i]` columns. Usually there are as many rows
     as samples. `StaticShapes` is an exception: it fills its last batch with zero-weight copies of a real row. `Packed`
-    is the other: the samples of a batch share one row. With two lengths a sample (source, target) a batch is two
-    tensors, and `padded_lengths` has shape (num_batches, 2).
+    is the other: the samples of a batch share one row. With d lengths a sample (source, target) a batch is d
+    tensors, and `padded_lengths` has shape (num_batches, d). Sizes that are summed, and not padded, come last.
 
     Args:
         numbers: sample numbers, (n,) int64, batch after batch.
         bounds: where in `numbers` each batch begins, and the last one ends, (num_batches + 1,) int64.
-        padded_lengths: (num_batches,) or (num_batches, 2) int64, in tokens.
+        padded_lengths: (num_batches,) or (num_batches, d) int64, in tokens. Of sizes that are summed: the greatest.
         padded_sizes: (num_batches,) int64, in rows.
-        tokens: real tokens in the whole plan.
+        tokens: real tokens in the whole plan, of what is padded.
+        num_padded: how many of the d sizes are padded. None: all.
     Price: 8 bytes a sample and 24 bytes a batch; 150 bytes a batch more once `batches` has been asked for.
     Example:
         >>> plan = Plan.of([3, 1, 2], [[0], [2, 1]])
@@ -46,6 +47,7 @@ class Plan:
     padded_lengths: IntArray
     padded_sizes: IntArray
     tokens: int
+    num_padded: int | None = None
 
     @classmethod
     def of(
@@ -61,7 +63,7 @@ class Plan:
         Your own policy needs no more than this:
 
         Args:
-            lengths: tokens of each sample, (n,) or (n, 2).
+            lengths: tokens of each sample, (n,) or (n, d).
             batches: sample numbers, one array or list a batch.
             padded_lengths: the padded length of each batch. The default is its longest sample, or 1 token if that is
                 empty.
@@ -118,13 +120,13 @@ class Plan:
 
     @property
     def slots(self) -> int:
-        """Positions in all tensors, real and padded; with two lengths, those of both tensors.
+        """Positions in all tensors, real and padded; with several lengths, those of all tensors.
 
         Example:
             >>> Plan.of([3, 1, 2], [[0], [2, 1]]).slots
             7
         """
-        return int(widths(self.padded_lengths) @ self.padded_sizes)
+        return int(widths(self.padded_lengths, self.num_padded) @ self.padded_sizes)
 
     @property
     def padding(self) -> float:
@@ -157,6 +159,7 @@ class Policy(Protocol):
     each a batch of its own. A policy leaves out samples in no other way. brimful refuses a plan in which a sample is
     missing, comes twice, or is longer than its batch is padded. Some policies fill batches
     up with copies, to more rows than samples. They need a third member: `shapes`, the list of all (rows, tokens) made.
+    A policy that plans by sizes of its own choice names them in `columns`, as `MultiBudget` does.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -186,7 +189,8 @@ class Policy(Protocol):
         """The batches of some samples.
 
         Args:
-            lengths: tokens of each sample, (n,), or (n, 2) for pairs. Batch verbs give an array that cannot be changed.
+            lengths: tokens of each sample, (n,), or (n, d) for several a sample. Batch verbs give an array that cannot be
+                changed.
         Example:
             >>> import brimful as bf
             >>> policies = bf.FixedSize(2), bf.TokenBudget(60), bf.Packed(60)
@@ -240,12 +244,12 @@ def planned(policy: Policy, lengths: IntArray) -> Plan:
 
 
 def longest_of_each(lengths: IntArray, numbers: IntArray, bounds: IntArray) -> IntArray:
-    """The longest sample of each batch, (num_batches,) or (num_batches, 2)."""
+    """The longest sample of each batch, (num_batches,) or (num_batches, d)."""
     return np.maximum.reduceat(lengths[numbers], bounds[:-1])
 
 
 def as_lengths(lengths: ArrayLike) -> IntArray:
-    """Lengths as int64, shape (n,) or (n, 2), checked once for every policy.
+    """Lengths as int64, shape (n,) or (n, d), checked once for every policy.
 
     Raises:
         ValueError: not integers, not that shape, or negative.
@@ -257,9 +261,8 @@ def as_lengths(lengths: ArrayLike) -> IntArray:
         ValueError: lengths must not be negative (sample 1 has -1)
     """
     array = np.asarray(lengths)
-    if array.ndim not in (1, 2) or array.shape[1:] not in ((), (2,)):
-        wide = "; give length_column= one column or two, or call batch_by" if array.ndim == 2 else ""
-        raise ValueError(f"lengths must have shape (n,) or (n, 2) (got {array.shape}){wide}")
+    if array.ndim not in (1, 2) or array.shape[1:] == (0,):
+        raise ValueError(f"lengths must have shape (n,) or (n, d) (got {array.shape})")
     if array.size and array.dtype.kind not in "iu":
         hint = "; dataset.lengths() gives those of a data set" if isinstance(array.flat[0], dict) else ""
         raise ValueError(f"lengths must be integers (got {array.dtype}){hint}")
@@ -271,14 +274,14 @@ def as_lengths(lengths: ArrayLike) -> IntArray:
 
 
 def one_length(lengths: ArrayLike, planner: str) -> IntArray:
-    """Lengths of shape (n,), for what cannot plan pairs.
+    """Lengths of shape (n,), for what cannot plan by several a sample.
 
     Raises:
-        ValueError: two lengths a sample.
+        ValueError: several lengths a sample.
     """
     array = as_lengths(lengths)
     if array.ndim == 2:
-        raise ValueError(f"{planner} takes one length a sample (got shape {array.shape}); TokenBudget takes two")
+        raise ValueError(f"{planner} takes one length a sample (got shape {array.shape}); TokenBudget takes several")
     return array
 
 
@@ -296,9 +299,9 @@ def _whole(name: str, values: ArrayLike) -> IntArray:
     return whole
 
 
-def widths(lengths: IntArray) -> IntArray:
-    """Slots in a row: the length, or the sum of a pair's two."""
-    return lengths if lengths.ndim == 1 else lengths.sum(axis=1)
+def widths(lengths: IntArray, num_padded: int | None = None) -> IntArray:
+    """Slots in a row: the length, or the sum of several, of which those after the first `num_padded` are not padded."""
+    return lengths if lengths.ndim == 1 else lengths[:, :num_padded].sum(axis=1)
 
 
 def joined(batches: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
@@ -352,9 +355,9 @@ def _too_small(plan: Plan, lengths: IntArray) -> str:
             " + ".join(f"{n:,}" for n in np.atleast_1d(each[batch])) for each in (plan.padded_lengths, longest)
         )
         return f"batch {batch:,} is padded to {padded} tokens, and its longest sample has {needed}; pad it to {needed} at least"
-    sizes, slots = np.diff(plan.bounds), widths(plan.padded_lengths) * plan.padded_sizes
+    sizes, slots = np.diff(plan.bounds), widths(plan.padded_lengths, plan.num_padded) * plan.padded_sizes
     if (plan.padded_sizes < sizes).any():
-        tokens = np.add.reduceat(widths(lengths)[plan.numbers], plan.bounds[:-1])
+        tokens = np.add.reduceat(widths(lengths, plan.num_padded)[plan.numbers], plan.bounds[:-1])
         small = (plan.padded_sizes < sizes) & ((tokens > slots) | (plan.padded_sizes < 1))
         if small.any():
             batch = int(np.argmax(small))

@@ -48,7 +48,9 @@ def window_rows(policy: Policy, lengths_sample: ArrayLike, padding: float = 0.01
     rows_per_batch = len(many) / len(planned(policy, many))
     if batches is not None:
         return ceil(batches * rows_per_batch)
-    needed = _PADDING_BATCHES / padding if lengths.ndim == 1 else (_PADDING_ROOT_BATCHES / padding) ** 2
+    padded = getattr(policy, "num_padded", None)
+    several = lengths.ndim == 2 and (padded is None or padded > 1)
+    needed = (_PADDING_ROOT_BATCHES / padding) ** 2 if several else _PADDING_BATCHES / padding
     return ceil(needed * rows_per_batch)
 
 

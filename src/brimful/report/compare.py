@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -13,11 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.batches import Batches
-from brimful.batching.batch import PlannedBatches
-from brimful.batching.batched import Batched
+from brimful.batching.batch import PlannedWindow
 from brimful.batching.facts import batch_facts
+from brimful.batching.planning import Batched
 from brimful.batching.windows import auto_rows
-from brimful.core.run import Run
+from brimful.core.stage import running
 from brimful.dataset import Dataset
 from brimful.plan import (
     AttentionCost,
@@ -345,16 +344,12 @@ def _epoch(batches: Batches, cost: AttentionCost) -> _Epoch:
     """Plans an epoch, as the loader does. No batch is made."""
     stage = batch_facts(batches.stage).planned
     assert isinstance(stage, Batched)
-
-    def in_order(planned: PlannedBatches, order: IntArray, _: int) -> Iterator[tuple[PlannedBatches, int]]:
-        yield planned.part(order), 0
-
-    with closing(stage.parts(stage.start(0), Run(), in_order)) as windows:
+    with running(stage.upstream, stage.start(0)) as windows:
         found = [_sums(window, cost) for window, _ in windows if len(window)]
     return _Epoch(*map(np.concatenate, zip(*found, strict=True)))
 
 
-def _sums(batches: PlannedBatches, cost: AttentionCost) -> _Epoch:
+def _sums(batches: PlannedWindow, cost: AttentionCost) -> _Epoch:
     sizes, padded = batches.padded_sizes, batches.padded_lengths
     lengths = batches.sizes.astype(np.float64)
     squares, cubes = (np.add.reduceat(lengths**power, batches.bounds[:-1]) for power in (2, 3))

@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from brimful.async_loader import AsyncLoader, has_static_buffers, innermost
 from brimful.batches import Batches
-from brimful.batching.chains import sharded
 from brimful.batching.facts import batch_facts, is_sharded
+from brimful.batching.placement import Ranks
+from brimful.batching.shared import shared
 from brimful.core.facts import facts_of
 from brimful.core.stage import running
 from brimful.dataset import Dataset
@@ -140,8 +141,7 @@ def known_length(given: Batches | Loader | AsyncLoader) -> Length:
         steps = None
     if steps is None:
         return Length(None, None)
-    one = {"rank": 0, "world_size": 1, "process_group": None, "uneven": "pad"}
-    everything = sharded(planned, timeout_seconds=600.0, **one) if known.is_sharded else planned
+    everything = shared(planned, Ranks(0, 1), "pad", 600.0) if known.is_sharded else planned
     with running(everything, everything.start(0)) as batches_of_all:
         return Length(steps, sum(batch.num_samples for batch, _ in islice(batches_of_all, steps * known.num_ranks())))
 

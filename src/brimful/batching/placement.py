@@ -5,28 +5,51 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from brimful.plan.errors import warn_once
 
 
-class Rank(NamedTuple):
-    """A data-parallel rank, and how many there are."""
+class Placement(NamedTuple):
+    """Who of the data-parallel ranks gets a batch: this one, of so many."""
 
-    rank: int
-    world_size: int
+    data_rank: int
+    data_ranks: int
 
 
-def resolve(rank: int | None = None, world_size: int | None = None, group: Any = None) -> Rank:
+@dataclass(frozen=True)
+class Ranks:
+    """The data-parallel ranks as a user gives them; they are looked up when batches are wanted.
+
+    Args:
+        rank, world_size: both, or neither.
+        group: where these are not given: a process group, or a device mesh. Beside them a Store through which ranks agree.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    group: Any = None
+
+    @property
+    def here(self) -> Placement:
+        """That of this process: see `resolve`."""
+        return resolve(self.rank, self.world_size, self.group)
+
+    def __str__(self) -> str:
+        return "rank of this process" if self.rank is None else f"rank {self.rank} of {self.world_size}"
+
+
+def resolve(rank: int | None = None, world_size: int | None = None, group: Any = None) -> Placement:
     """The *data-parallel* rank: from arguments, from a process group or device mesh, else from torch.distributed where it
     is initialised, else from RANK and WORLD_SIZE in the environment, else the only one.
 
     Raises:
-        ValueError: one of rank and world_size without the other, a rank outside the world, or an environment that says
-            WORLD_SIZE > 1 and not which RANK.
+        ValueError: one of rank and world_size without the other, a rank outside the world, a mesh with dimensions of other names,
+            or an environment that says WORLD_SIZE > 1 and not which RANK.
 
     >>> resolve(1, 4)
-    Rank(rank=1, world_size=4)
+    Placement(data_rank=1, data_ranks=4)
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size go together (got rank={rank}, world_size={world_size})")
@@ -34,16 +57,7 @@ def resolve(rank: int | None = None, world_size: int | None = None, group: Any =
         rank, world_size = _of_group(group) if group is not None else _of_process()
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be at least 0 and below world_size={world_size:,} (got {rank:,})")
-    return Rank(rank, world_size)
-
-
-def in_words(rank: int | None, world_size: int | None) -> str:
-    """The rank as it was given; it is not looked up.
-
-    >>> in_words(1, 4), in_words(None, None)
-    ('rank 1 of 4', 'rank of this process')
-    """
-    return "rank of this process" if rank is None else f"rank {rank} of {world_size}"
+    return Placement(rank, world_size)
 
 
 def check_group(process_group: Any, mesh: Any) -> None:
@@ -61,8 +75,8 @@ def check_group(process_group: Any, mesh: Any) -> None:
 
 
 def say_split_groups(settings: Mapping[str, Any], world_size: int) -> None:
-    """Warns where a step of the ranks does not fit into a group of batches of like cost, as the settings of `Batched` say. A
-    balance_cost does nothing for the ranks without groups."""
+    """Warns where a step of the ranks does not fit into a group of batches of like cost, as the settings of `PlannedWindows` say.
+    A balance_cost does nothing for the ranks without groups."""
     balance_group = settings.get("balance_group", 1)
     if (balance_group > 1 or "balance_cost" in settings) and balance_group % world_size:
         alone = "balance_cost is given without balance_group, so the batches of a step differ in cost"
@@ -83,16 +97,62 @@ def world_size_here() -> int:
     return int(text) if text.isdecimal() else 1
 
 
+DATA_DIMS: Final = (
+    "dp",
+    "ddp",
+    "fsdp",
+    "hsdp",
+    "data",
+    "data_parallel",
+    "dp_replicate",
+    "dp_shard",
+    "replicate",
+    "shard",
+    "batch",
+)
+"""Names of the dimensions of a mesh over which batches are shared out, as trainers use them."""
+MODEL_DIMS: Final = (
+    "tp",
+    "cp",
+    "pp",
+    "ep",
+    "sp",
+    "etp",
+    "model",
+    "tensor",
+    "context",
+    "pipeline",
+    "expert",
+    "sequence",
+)
+"""Those whose ranks work on the same batches."""
+
+
 def _of_group(group: Any) -> tuple[int, int]:
-    if hasattr(group, "get_local_rank"):  # a DeviceMesh; of several dimensions, name the data-parallel one: mesh["dp"]
-        if group.ndim != 1:
-            raise ValueError(
-                f"the device mesh has {group.ndim} dimensions; pass the data-parallel one, such as mesh['dp']"
-            )
-        return group.get_local_rank(), group.size()
+    if hasattr(group, "get_local_rank"):
+        return _of_mesh(group)
     import torch.distributed as dist
 
     return dist.get_rank(group), dist.get_world_size(group)
+
+
+def _of_mesh(mesh: Any) -> tuple[int, int]:
+    """The rank in all dimensions over which data are shared out, the first one outermost; in a single one, whatever its name."""
+    if mesh.ndim == 1:
+        return mesh.get_local_rank(), mesh.size()
+    names = tuple(mesh.mesh_dim_names or ())
+    unknown = [name for name in names if name not in DATA_DIMS + MODEL_DIMS]
+    if unknown or not any(name in DATA_DIMS for name in names):
+        said = f"{unknown[0]!r}, which may or may not share batches out" if unknown else "none that shares batches out"
+        raise ValueError(
+            f"the device mesh has the dimensions {', '.join(names) or mesh.ndim}: {said}. Pass the data-parallel one, such as "
+            f"mesh['dp'], or name it one of {', '.join(DATA_DIMS)}"
+        )
+    rank, world_size = 0, 1
+    for number, name in enumerate(names):
+        if name in DATA_DIMS:
+            rank, world_size = rank * mesh.size(number) + mesh.get_local_rank(number), world_size * mesh.size(number)
+    return rank, world_size
 
 
 def _of_process() -> tuple[int, int]:

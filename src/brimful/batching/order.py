@@ -1,0 +1,93 @@
+"""Which batches of a window are left out, and in which order the others come: each function makes a planned window of one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.batching.batch import PlannedWindow
+from brimful.core.counters import count
+from brimful.core.stage import StreamId
+from brimful.plan import random
+from brimful.plan.balancing import in_turns
+from brimful.plan.budget import SampleCost
+from brimful.plan.mix import low_discrepancy_order
+
+ShuffleBatches = Literal[True, False, "stratified"]
+
+
+def check_shuffle(value: Any) -> ShuffleBatches:
+    """Checks the order that a user wants for batches.
+
+    Raises:
+        ValueError: for another word.
+    """
+    if value not in get_args(ShuffleBatches):
+        raise ValueError(f"shuffle_batches must be True, False or 'stratified' (got {value!r})")
+    return "stratified" if isinstance(value, str) else bool(value)
+
+
+def drop_incomplete(planned: PlannedWindow, complete: NDArray[np.bool_]) -> PlannedWindow:
+    """The complete batches; samples of the others are counted."""
+    if complete.all():
+        return planned
+    incomplete = planned.part(np.flatnonzero(~complete))
+    left_out = sum(incomplete.num_samples)
+    count("dropped", left_out, f"drop_last: {left_out:,} samples of a window fill no batch and are left out")
+    count("dropped_tokens", sum(incomplete.num_tokens))
+    return planned.part(np.flatnonzero(complete))
+
+
+def shuffle(planned: PlannedWindow, how: ShuffleBatches, group: int, key: int) -> PlannedWindow:
+    """The batches in an order in which each `group` of neighbours stays together."""
+    return planned if how is False else planned.part(_in_groups(len(planned), how, group, key))
+
+
+def shuffle_stream(planned: PlannedWindow, group: int, key: int, lane: StreamId, shared_key: int) -> PlannedWindow:
+    """The batches of one of several streams in a stratified order, in which each `group` of streams has neighbours at a time.
+
+    Args:
+        shared_key: of the random choices that all streams make alike.
+    """
+    steps = max(1, lane.lanes // group)
+    order = low_discrepancy_order(len(planned), shared_key, first=lane.number // group, step=steps, own_key=key)
+    return planned.part(order)
+
+
+def dearest_first(planned: PlannedWindow, cost: SampleCost) -> PlannedWindow:
+    """The batches in the order of what they cost."""
+    return planned.part(np.argsort(-planned.costs(cost), kind="stable"))
+
+
+def balance(
+    planned: PlannedWindow, cost: SampleCost, how: ShuffleBatches, group: int, key: int, before: int
+) -> PlannedWindow:
+    """The batches in an order in which groups cost the same and are aligned in the epoch, `before` batches of which came earlier,
+    modulo `group`. Ranks that take turns come to equal sums, too.
+
+    What is in no whole group is of middling cost, and so is what it meets of the windows on both sides.
+    """
+    costs = planned.costs(cost)
+    dearest = np.argsort(-costs, kind="stable")
+    head = min(-before % group, len(costs))
+    rest = head + (len(costs) - head) % group
+    middle = (len(costs) - rest) // group // 2 * group
+    begin, end = np.split(dearest[middle : middle + rest], [head])
+    groups = np.delete(dearest, np.s_[middle : middle + rest]).reshape(-1, group)
+    groups = groups[_turns(len(groups), how, key)]
+    placed = np.empty_like(groups)
+    np.put_along_axis(placed, in_turns(costs[groups].ravel(), group).reshape(groups.shape), groups, axis=1)
+    return planned.part(np.concatenate([begin, placed.ravel(), end]))
+
+
+def _in_groups(count: int, how: ShuffleBatches, group: int, key: int) -> NDArray[np.int64]:
+    order = (_turns(-(-count // group), how, key)[:, None] * group + np.arange(min(group, count))).ravel()
+    return order[order < count]
+
+
+def _turns(num_groups: int, how: ShuffleBatches, key: int) -> NDArray[np.int64]:
+    if how == "stratified":
+        return low_discrepancy_order(num_groups, key)
+    return random.permutation(num_groups, key) if how else np.arange(num_groups)
