@@ -163,6 +163,11 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
     """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
     alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
     collated = collated_of(alone.stage)
+    if collated.convert is None:
+        raise ValueError(
+            "warm_up runs a step of torch, and these batches are numpy arrays. Call your step yourself, once for each of "
+            "batches.shapes(), or leave numpy() out"
+        )
     layout: Any = getattr(collated, "layout", None)
     if layout is not None and layout.varies:
         raise ValueError(
