@@ -302,7 +302,7 @@ def files(draw: st.DrawFn, streams: bool = False) -> Make:
             token, rows = draw(st.sampled_from([pa.int32(), pa.int64()])), draw(st.sampled_from([1, 2, 5, 100]))
             urls.append(shard(by_columns(samples, extension, token, rows), extension))
             continue
-        text, worse = cbor_items(samples), [b"\x07", b"\xa1\x61a\x61\xff"]
+        text, worse = cbor_items(samples), [b"\x07", b"\xa1\x61a\x61\xff", b"\xa1\x61a\x1c"]
         if extension in LINES:
             ends = draw(st.sampled_from(["\n", "\r\n"]))
             text = json_lines(samples, draw(st.integers(0, 3)), ends, draw(st.booleans()))

@@ -21,7 +21,7 @@ ROOMS = {  # in the order in which data flow, from below; a module imports from 
     "integrations": 21, "__init__": 22, "console": 23, "report": 23, "demo": 24, "cli": 25, "__main__": 26,
 }  # fmt: skip
 SHARED = {  # what the adapters of a room are made of; an adapter does not import another
-    "integrations": {"adapter", "checkpoint", "copies", "data", "guard", "loss"},  # of one trainer
+    "integrations": {"calls", "checkpoint", "data", "follow", "guard", "loss", "settings", "trainer"},  # of one trainer
 }  # fmt: skip
 TORCH = {
     "async_loader",

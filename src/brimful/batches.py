@@ -24,6 +24,7 @@ from brimful.batching.planners import BatchPlanner
 from brimful.batching.planning import Batched, PlannedWindows
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shared import shared, told
+from brimful.batching.sizes import LengthColumn, Size, name_of_size, sizes_of
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.above import DATASET, GUARD
@@ -114,8 +115,7 @@ class Batches:
                 ".shard(0, 1) if this is meant",
                 world_size,
             )
-        if facts_of(self.stage).static_buffers:
-            GUARD.loop_here().check_buffers()
+        GUARD.check_buffers(self.stage)
         with told(self.stage):
             return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch), run)
 
@@ -182,7 +182,9 @@ class Batches:
             process_group: the torch.distributed group of the data-parallel ranks. Ranks that read streams must agree on
                 the end of the epoch. If you give rank and world_size, this may also be a torch.distributed.Store. The
                 ranks then agree through that store.
-            mesh: or a device mesh of one dimension, for example `mesh["dp"]` of a larger mesh.
+            mesh: or a device mesh. If it has several dimensions, their names say who shares the batches out: `dp`,
+                `fsdp`, `dp_replicate`, `dp_shard` and the like. Ranks that differ in `tp`, `cp`, `pp` and the like get
+                the same batches. With other names, pass the one dimension: `mesh["replicas"]`.
             uneven: the reaction to a step with too few batches. That is the last step of indexed data, or one after the
                 end of a stream. "pad" adds a filler: a real row again, with weight 0. "drop" leaves out the step and
                 all that follow. "wrap" takes the first batches of the epoch (of the stream, with streams). "raise"
@@ -501,10 +503,11 @@ class Batches:
 class ColumnSettings(NamedTuple):
     """Which columns there are in a batch; see `Dataset.batch`."""
 
-    length_column: str | tuple[str, str]
+    length_column: LengthColumn
     token_columns: Sequence[str] | None
     pad_values: Mapping[str, float] | None
     dtypes: Mapping[str, Any] | None
+    length_version: str | None = None
 
 
 class OrderSettings(NamedTuple):
@@ -563,7 +566,9 @@ def batches_of(
     said = columns.pad_values if form.pad_side and isinstance(columns.pad_values, Mapping) else ()
     known = paddings({name: made for name, made in data.tokenizers().items() if name not in said})
     texts = data.texts()
-    rules = replace(_rules(known, columns, planner.packs), left_out=() if form.keep_text else texts)
+    sizes, padded = planner.sizes(sizes_of("length_column", columns.length_column))
+    rules = _rules(known, sizes[:padded] or sizes[:1], columns, planner.packs)
+    rules = replace(rules, left_out=() if form.keep_text else texts)
     if planner.truncate_side != "right":
         planner = replace(cast(Any, planner), token_columns=rules.token_aligned_columns)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
@@ -584,12 +589,14 @@ def batches_of(
         # a window that the user gave may end with a batch that is not full
         in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
         first = planner.first_rows, planner.first_share
-        buffered = Buffered(stage, rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, *first)
+        buffered = Buffered(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text, None, *first)
         windows = Ahead(replace(buffered, in_turn=in_turn), 1, "window")
     else:
         fewest = GROUPS * group if group > 1 and batches is None else None
         windows = Planned(
-            cast(Indexed, stage), rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, fewest
+            *(cast(Indexed, stage), rows, sizes, planner.needs_lengths, *sizing, unmasked, text),
+            columns.length_version,
+            fewest,
         )
     plans = PlannedWindows(
         windows,
@@ -626,19 +633,19 @@ def _check_whole(planner: BatchPlanner) -> None:
         )
 
 
-def _rules(known: Mapping[str, Padding], columns: ColumnSettings, packs: bool) -> ColumnRules:
-    lengths = names_of("length_column", columns.length_column)
+def _rules(known: Mapping[str, Padding], sizes: Sequence[Size], columns: ColumnSettings, packs: bool) -> ColumnRules:
+    lengths = tuple(map(name_of_size, sizes))
     tokens = None if columns.token_columns is None else names_of("token_columns", columns.token_columns)
-    if not lengths:
-        raise ValueError("length_column must name a column, or a pair of them (got none)")
     given = check_mapping("pad_values", columns.pad_values, "{'labels': -100}")
     if odd := [value for value in given.values() if not hasattr(value, "__float__")]:
         raise TypeError(f"pad_values must be numbers (got {odd[0]!r})")
     fills = {name: padding.id for name, padding in known.items() if padding.id is not None and not is_labels(name)}
     wanted = check_mapping("dtypes", columns.dtypes, "{'input_ids': 'int32'}")
     dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in wanted.items()}  # torch.int32 too
-    explicit = tuple(dict.fromkeys((*(lengths if lengths != ("input_ids",) else ()), *given, *dtypes)))
-    return ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs)
+    named = () if lengths == ("input_ids",) else [one for one in sizes if isinstance(one, str)]
+    explicit = tuple(dict.fromkeys((*named, *given, *dtypes)))
+    functions = tuple(name_of_size(one) for one in sizes if not isinstance(one, str))
+    return ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs, functions=functions)
 
 
 def _collated(

@@ -106,8 +106,7 @@ class Loader(Base):
             )
         begun = GUARD.loop_here()
         begun.check_loader(self, followed=self._consumed.followed)
-        if facts_of(self.batches.stage).static_buffers:
-            begun.check_buffers()
+        GUARD.check_buffers(self.batches.stage)
         self._reader = begun.reader.name
         if (place := self._consumed.left_at) is not None:
             self.leave_at(place)

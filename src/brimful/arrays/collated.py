@@ -162,7 +162,8 @@ class Collated(Stage[Any]):
         if run.made is not None:
             shape, slots = self.shape(batch, item, columns)
             samples, tokens = (0, 0) if batch.weight == 0 else (batch.num_samples, batch.num_tokens)
-            run.made.append(Made(samples, tokens, slots, shape, self.fewer_shapes, one.unlabelled, one.example))
+            sizes = batch.totals if samples else {}
+            run.made.append(Made(samples, tokens, slots, shape, self.fewer_shapes, one.unlabelled, one.example, sizes))
         return (batch, item) if self.with_batch else item
 
     def _num_items(self, known: NumLabels, columns: WindowColumns) -> int | None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from brimful.arrays.columns import WindowColumns
 from brimful.batching.batch import Batch, PlannedWindow
+from brimful.batching.sizes import TOKENS
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.tables.origins import ORIGIN, where
 
@@ -36,6 +37,7 @@ class Explained(NamedTuple):
         text: what these stand for, by the tokenizer of the chain. Else the whole text of the sample, if a store keeps it and
             no method has made a stream of the store.
         row: the number in `place`, as an int.
+        sizes: its sizes by name, where the batch was planned by others than the tokens.
     """
 
     number: int
@@ -44,6 +46,7 @@ class Explained(NamedTuple):
     length: int | None
     text: str | None
     row: int | None
+    sizes: dict[str, int] | None = None
 
 
 class Explanation(tuple[Explained, ...]):
@@ -52,8 +55,11 @@ class Explanation(tuple[Explained, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        names = [name for name in Explained._fields[:-1] if name == "number" or self._says(name)]
-        table = [["sample", *names[1:]], *([_cell(getattr(one, name)) for name in names] for one in self)]
+        names = [name for name in Explained._fields[:-2] if name == "number" or self._says(name)]
+        sizes = [name for name in (self[0].sizes or {} if self else {}) if name != TOKENS]
+        rows = ([*(getattr(one, name) for name in names), *((one.sizes or {})[name] for name in sizes)] for one in self)
+        table = [["sample", *names[1:], *sizes], *([*map(_cell, row)] for row in rows)]
+        names += sizes
         widths = [max(map(len, column)) for column in zip(*table)]
         return "\n".join(
             "  ".join(
@@ -185,7 +191,9 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
     if {*texts} <= {None}:
         texts = own.texts_at(samples) or texts
     places, rows = _places(own, len(samples))
-    return Explanation(map(Explained, samples.tolist(), places, firsts.tolist(), sizes, texts, rows))
+    names, of_samples = own.sizes, own.lengths.reshape(len(own), -1).tolist()
+    by_name = [dict(zip(names, each, strict=True)) for each in of_samples] if names else [None] * len(own)
+    return Explanation(map(Explained, samples.tolist(), places, firsts.tolist(), sizes, texts, rows, by_name))
 
 
 def _made(item: Mapping[Any, Any]) -> _Made | None:

@@ -24,7 +24,17 @@ from brimful.sources.format import Format, Parsed, ReadRequest, RecordParser, Sh
 from brimful.sources.forward import BUFFER_BYTES, Forward, ForwardReader, Records, split
 from brimful.tables.blocks import Block
 from brimful.tables.ragged import is_text, numpy_of
-from brimful.tables.schema import SAMPLE_ROWS, UNKNOWN, MisfitError, conform_rows, may_be_rounded, type_name
+from brimful.tables.schema import (
+    SAMPLE_ROWS,
+    UNFIT,
+    UNKNOWN,
+    MisfitError,
+    as_column,
+    conform_rows,
+    may_be_rounded,
+    type_name,
+    wider_asked,
+)
 
 _ENCODING: Final = "utf-8"
 
@@ -718,7 +728,10 @@ def _unfit(field: pa.Field, value: bytes, encoding: str) -> str:
     if text in NULLS and not field.nullable:
         return MisfitError(field.name, "null", f"{type_name(field.type)} not null").told()
     shown = repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
-    return MisfitError(field.name, shown, type_name(field.type)).told()
+    asked = ""
+    with suppress(ValueError, *UNFIT):
+        asked = wider_asked(as_column([int(text)]).type, field.type, "string")
+    return MisfitError(field.name, shown, type_name(field.type), asked=asked).told()
 
 
 def _read(data: bytes, names: Sequence[str], types: _Types, dialect: Dialect, words_only: bool = False) -> pa.Table:
