@@ -142,9 +142,10 @@ class Dataset:
         >>> [[sample["text"] for sample in loader] for epoch in range(2)]
         [['a', 'b'], ['a', 'b']]
         """
-        from brimful.loader import Loader, Samples
+        from brimful.loader import Samples
+        from brimful.tensors.loader import TorchLoader
 
-        return Loader(Samples(self._samples, partial(len, self)))
+        return TorchLoader(Samples(self._samples, partial(len, self)))
 
     def __len__(self) -> int:
         raise TypeError(

@@ -89,7 +89,7 @@ def loader_aside(given: Given) -> Ours:
     if isinstance(given, Batches):
         return loader_of(given)
     if isinstance(given, Loader):
-        return Loader(given.batches, steps_per_epoch=given.steps_per_epoch)
+        return type(given)(given.batches, steps_per_epoch=given.steps_per_epoch)
     inner: Any = given.loader
     return copy.deepcopy(given, {id(inner): loader_aside(inner)})
 
