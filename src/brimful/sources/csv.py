@@ -700,7 +700,7 @@ def _changed(numbers: pa.Array, texts: pa.Array) -> NDArray[np.bool_]:
         return changed
     texts, infinite = pc.ascii_trim_whitespace(texts.take(array_of(large))), np.isinf(values[large])
     changed[large] = infinite & ~numpy_of(pc.match_substring(texts, "inf", ignore_case=True))
-    whole = numpy_of(pc.utf8_is_digit(pc.ascii_ltrim(texts, "-"))) & ~infinite
+    whole = numpy_of(pc.utf8_is_digit(pc.ascii_ltrim(texts, "+-"))) & ~infinite
     large, texts = large[whole], texts.take(array_of(np.flatnonzero(whole)))
     floats = values[large]
     try:
