@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import Any, ClassVar, Final, final
 
 import msgspec
@@ -132,16 +133,18 @@ class JsonLines(RecordParser[bytes]):
 
     def _parsed(self, lines: Records[bytes], numbers: NDArray[np.int64]) -> Parsed:
         """The rows of some lines, each between { and }, without those whose integers would be rounded."""
-        data, starts = joined(lines.data, lines.ends, numbers), np.append(0, lines.ends)
+        starts = np.append(0, lines.ends)
 
-        def line(row: int) -> bytes:
-            return lines.data[starts[numbers[row]] : lines.ends[numbers[row]]].strip(_SPACE)
+        def texts(rows: NDArray[np.int64]) -> list[bytes]:
+            some = numbers[rows]
+            bounds = zip(starts[some].tolist(), lines.ends[some].tolist())
+            return [lines.data[start:end].rstrip(_SPACE) for start, end in bounds]
 
-        block = self._block(data, len(numbers))
-        if not (rounded := self._rounded(block, line)):
+        block = self._block(joined(lines.data, lines.ends, numbers), len(numbers))
+        if not (rounded := self._rounded(block, texts)):
             return Parsed(block, numbers, [])
-        good = np.delete(np.arange(len(numbers)), rounded)
-        errors = [(int(numbers[row]), self.reason(line(row))) for row in rounded]
+        good = np.delete(np.arange(len(numbers)), [*rounded])
+        errors = [*zip(numbers[[*rounded]].tolist(), rounded.values())]
         return Parsed(block.take(array_of(good)), numbers[good], errors)
 
     def block(self, records: Sequence[bytes]) -> Block:
@@ -149,7 +152,7 @@ class JsonLines(RecordParser[bytes]):
             raise ValueError("a line is no object")
         try:
             block = self._block(b"\n".join(records), len(records))
-            if self._rounded(block, records.__getitem__):
+            if self._rounded(block, lambda rows: [records[row] for row in rows.tolist()]):
                 raise ValueError("an integer was rounded")
             return block
         except self.refused:
@@ -265,16 +268,20 @@ class JsonLines(RecordParser[bytes]):
             return error.told() if error else None
         return None
 
-    def _rounded(self, block: Block, line: Callable[[int], bytes]) -> list[int]:
-        """The rows that have an integer that was rounded to a float. `line`: that of a row."""
-        rows = rows_rounded(block.select(self._floats.names)).tolist()
-        some = [*map(line, rows)]
+    def _rounded(self, block: Block, lines: Callable[[NDArray[np.int64]], list[bytes]]) -> dict[int, str]:
+        """The rows that have an integer that was rounded to a float, and why that is bad. `lines`: those of some rows."""
+        rows = rows_rounded(block.select(self._floats.names))
+        if not len(rows):
+            return {}
+        some = lines(rows)
         with suppress(msgspec.MsgspecError, RecursionError):
             found = self._float_texts.decode_lines(b"\n".join(some))
-            texts = b",".join(text for one in map(msgspec.structs.astuple, found) for text in one if text is not None)
-            if len(found) == len(some) and not _LONG.search(texts):
-                return []
-        return [row for row, one in zip(rows, some) if misfit(decode(one), self._floats, "drop")]
+            texts = [b",".join(filter(None, one)) for one in map(msgspec.structs.astuple, found)]
+            if len(found) == len(some):
+                may_be = [*map(_LONG.search, texts)] if _LONG.search(b",".join(texts)) else [None] * len(some)
+                rows, some = rows[[one is not None for one in may_be]], [*compress(some, may_be)]
+        misfits = (misfit(decode(one), self._floats, "drop") for one in some)
+        return {row: error.told() for row, error in zip(rows.tolist(), misfits) if error}
 
     @cached_property
     def _float_texts(self) -> msgspec.json.Decoder[Any]:
