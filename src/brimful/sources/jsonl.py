@@ -83,6 +83,10 @@ def _rows(file: Bytes) -> Iterator[Sample | None]:
                         yield None
 
 
+class _RoundedError(ValueError):
+    """An integer would be rounded to a float; why, in words."""
+
+
 @dataclass(frozen=True)
 class JsonLines(RecordParser[bytes]):
     """Parses lines to one schema; `closed`: a key that is not in it is an error, else it is left out.
@@ -152,13 +156,14 @@ class JsonLines(RecordParser[bytes]):
             raise ValueError("a line is no object")
         try:
             block = self._block(b"\n".join(records), len(records))
-            if self._rounded(block, lambda rows: [records[row] for row in rows.tolist()]):
-                raise ValueError("an integer was rounded")
-            return block
         except self.refused:
             others = len(records) > 1 and not (self._objects and all(map(_is_unread, records)))
             if others or (self.closed and not self._objects):
                 raise
+        else:
+            for why in self._rounded(block, lambda rows: [records[row] for row in rows.tolist()]).values():
+                raise _RoundedError(why)
+            return block
         rows = [*map(decode, records)]
         if self.closed and not all(map(frozenset(self.schema.names).issuperset, rows)):
             raise ValueError("a key is not in the schema")
@@ -226,6 +231,8 @@ class JsonLines(RecordParser[bytes]):
         return table.combine_chunks().to_batches()[0]
 
     def reason(self, record: bytes, error: Exception | None = None) -> str:
+        if isinstance(error, _RoundedError):
+            return str(error)
         if (seen := self._seen(record)) is not None:
             return seen
         try:
