@@ -512,14 +512,15 @@ class RecordRows(RecordParser[bytes]):
                 good = self._without(records, rest, odd, errors)
                 block = block.take(array_of(np.searchsorted(rest, good))) if odd else block
                 return Parsed(block, good, sorted(errors.items()))
-        if (odd := self._misfits(text, len(rest))) is None:
+        misfits = self._misfits(text, len(rest))
+        if misfits is None:
             counts = num_fields(records, self.dialect)[rest]
             bad = counts != len(self.names)
             errors = dict(zip(rest[bad].tolist(), map(self._miscounted, counts[bad].tolist())))
             rest = self._before_errors(rest[~bad], errors)
-            odd = self._misfits(joined(text, ends, rest), len(rest))
-        if odd is not None:
-            rest = self._without(records, rest, odd, errors)
+            misfits = self._misfits(joined(text, ends, rest), len(rest))
+        if misfits is not None:
+            rest = self._without(records, rest, misfits, errors)
             with suppress(*self.refused):  # where that was all
                 block, _ = self._columns(joined(text, ends, rest), len(rest), looked_at=True)
                 return Parsed(block, rest, sorted(errors.items()))
@@ -751,11 +752,8 @@ def _form(kind: pa.DataType, words_only: bool) -> str | None:
         zone = r"(Z|[+-]\d\d(:?\d\d)?)" if kind.tz else ""
         return rf"^{_DATE}([ T](\d\d|{_TIME}(\.\d{{0,{_DECIMALS[kind.unit]}}})?))?{zone}$"
     if test.is_decimal(kind):
-        return (
-            rf"^\s*[+-]?((0*\d{{0,{kind.precision}}}(\.\d{{0,{max(0, kind.scale)}}}0*)?)|[\d.]+e[+-]?\d+)\s*$".replace(
-                "e", "[eE]"
-            )
-        )
+        fraction = rf"(\.\d{{0,{max(0, kind.scale)}}}0*)?"
+        return rf"^\s*[+-]?(0*\d{{0,{kind.precision}}}{fraction}|[\d.]+[eE][+-]?\d+)\s*$"
     return None
 
 
