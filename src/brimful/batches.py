@@ -65,7 +65,7 @@ class Batches:
     """A stream of batches. It is an immutable description: nothing runs until you iterate over it.
 
     A batch is a dict of int64 tensors. Each list column is padded to (B, L), with `attention_mask` (B, L) and `lengths`
-    (B,). Other numbers are stacked, and all other values are lists. `brimful.tensors` describes nested, grouped and
+    (B,). Other numbers are stacked, and all other values are lists. `brimful.arrays` describes padded, nested and
     packed batches.
 
     >>> import brimful as bf

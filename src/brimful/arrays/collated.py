@@ -154,15 +154,15 @@ class Collated(Stage[Any]):
         }
         if counts and batch.weight != 0:
             self.check_labels(batch, item, columns, next(iter(counts)))
+        named = isinstance(item, (dict, MutableMapping))  # a dict is known sooner
+        made = _weigh(item, batch, columns, counts) if named and (batch.weight is not None or counts) else {}
         if run.made is not None:
             shape, slots = self.shape(batch, item, columns)
             samples, tokens = (0, 0) if batch.weight == 0 else (batch.num_samples, batch.num_tokens)
             sizes = batch.totals if samples else {}
             run.made.append(Made(samples, tokens, slots, shape, self.fewer_shapes, one.unlabelled, one.example, sizes))
-        if isinstance(item, (dict, MutableMapping)):  # a dict is known sooner
-            made = {} if batch.weight is None and not counts else _weigh(item, batch, columns, counts)
-            if self.convert is not None:
-                self.convert(item, self.rules, item if self.as_arrays else made)
+        if named and self.convert is not None:
+            self.convert(item, self.rules, item if self.as_arrays else made)
         remember(item, batch, columns)
         return (batch, item) if self.with_batch else item
 
