@@ -62,7 +62,7 @@ from brimful.tables.blocks import Block, Sample, samples
 from brimful.tables.describe import as_html, as_text, described_chain
 from brimful.tables.hashes import Side, Split
 from brimful.tables.learnt import Learnt
-from brimful.tables.ragged import TruncateSide
+from brimful.tables.ragged import TOKENS, TruncateSide
 from brimful.tables.schema import Types, asked
 
 if TYPE_CHECKING:
@@ -387,6 +387,7 @@ class Dataset:
         *,
         column: str | Sequence[str] = "text",
         output_column: str | Sequence[str] = "input_ids",
+        output_prefix: str | Sequence[str] = "",
         truncation: bool | str | None = None,
         max_length: int | None = None,
         add_special_tokens: bool = True,
@@ -409,6 +410,8 @@ class Dataset:
                 (the input of an encoder and the labels of a decoder). With two columns and one output, each row is a
                 pair of texts (for a cross-encoder). transformers gets `tokenizer(a, b)`, a callable gets two lists.
             output_column: the column, or columns, of tokens.
+            output_prefix: a prefix of the columns that are made: "chosen_" makes `chosen_input_ids`. Or one for each of
+                several columns. It replaces no column.
             truncation: True, or which text of a pair to cut: "longest_first" (the meaning of True), "only_first",
                 "only_second". None: the tokenizer's own setting, or cut to `max_length` if that is given. False: no
                 truncation.
@@ -454,7 +457,8 @@ class Dataset:
         [{'target': 'c', 'input_ids': array([97, 98], dtype=int32), 'labels': array([99], dtype=int32)}]
         """
         check_bool("add_special_tokens", add_special_tokens)
-        columns, made = names_of("column", column), names_of("output_column", output_column)
+        columns = names_of("column", column)
+        made, prefix = _prefixed(names_of("output_column", output_column), output_prefix)
         more, removed = names_of("extra_outputs", extra_outputs), names_of("remove_columns", remove_columns)
         pairs = len(columns) == 2 and len(made) == 1
         if not columns or (len(columns) != len(made) and not pairs):
@@ -465,7 +469,7 @@ class Dataset:
         if more and len(made) > 1:
             raise ValueError("tokenize: extra_outputs= works for one column only. Tokenize the columns one by one")
         names_of("tokenize", (*made, *more))
-        if kept := [name for name in removed if name in (*made, *more)]:
+        if kept := [name for name in removed if name in (*made, *((prefix or "") + name for name in more))]:
             raise ValueError(f"tokenize makes the column {kept[0]!r}, but remove_columns leaves it out")
         asked: dict[str, Any] = {"truncation": truncation, "max_length": max_length}
         asked |= {"add_special_tokens": None if add_special_tokens else False}
@@ -473,7 +477,9 @@ class Dataset:
         encoder = encoder_for(tokenizer, tokenizer_kwargs, asked, pairs=pairs, outputs=more, engine=engine)
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
         tokenized = tuple(facts_of(self.stage).tokenizers())
-        return self._add(Tokenize(self.stage, encoder, columns, made, more, removed, tokenized, parallel=parallel))
+        return self._add(
+            Tokenize(self.stage, encoder, columns, made, more, removed, tokenized, prefix, parallel=parallel)
+        )
 
     def add_bos_eos(
         self, bos_token_id: int | None, eos_token_id: int | None, *, target_column: str = "input_ids"
@@ -543,7 +549,9 @@ class Dataset:
         self,
         tokenizer: Any,
         *,
-        column: str = "messages",
+        column: str | Sequence[str] = "messages",
+        prompt_column: str | None = None,
+        output_prefix: str | Sequence[str] = "",
         train_on: TrainOn = "assistant",
         template_kwargs: Mapping[str, Any] | None = None,
         end_token: str | None = None,
@@ -570,7 +578,13 @@ class Dataset:
 
         Args:
             tokenizer: a transformers tokenizer with a `chat_template`, or its name, as `tokenize` takes it.
-            column: the column of conversations.
+            column: the column of conversations, or several that are answers to one prompt, such as ("chosen",
+                "rejected"). Messages that all of them begin with are the prompt, which is not trained. It ends before an
+                answer, or it is an error.
+            prompt_column: the column of messages that stand before those of each column, and are not trained. A
+                conversation that begins with all of them has them once.
+            output_prefix: a prefix of the columns that are made, or one for each of several columns: "chosen_" makes
+                `chosen_input_ids` and `chosen_labels`.
             train_on: the messages that get labels. All other tokens get -100. "assistant": all of the assistant's
                 messages. "last": its last message. "marked": messages whose `train`, `weight` or `loss_mask` is 1, of
                 any role. "all": all tokens. The first token never gets a label, because no position predicts it.
@@ -611,13 +625,20 @@ class Dataset:
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
         encoder = chat_encoder_for(tokenizer, template_kwargs, end_token)
         check_bool("train_empty_think", train_empty_think)
+        columns, (made, _) = names_of("column", column), _prefixed((TOKENS,), output_prefix)
+        if not columns or len(columns) != len(made):
+            raise ValueError(
+                f"chat needs an output_prefix for each column (got column={columns} and output_prefix={output_prefix!r})"
+            )
         return self._add(
             Chat(
                 self.stage,
                 encoder,
-                column,
+                columns,
                 train_on,
                 _checked(on_error),
+                names_of("output_prefix", made),
+                prompt=prompt_column or "",
                 parallel=parallel,
                 template_kwargs=dict(template_kwargs or {}),
                 end_token=end_token,
@@ -1646,6 +1667,20 @@ def _check_number(number: Any) -> None:
 def _checked(on_error: OnError) -> OnError:
     one_of("on_error", on_error, *get_args(OnError))
     return on_error
+
+
+def _prefixed(names: tuple[str, ...], prefix: str | Sequence[str]) -> tuple[tuple[str, ...], str | None]:
+    """Names with a prefix, or one name with several, and what other columns of a single one begin with; None: no prefix."""
+    if isinstance(prefix, str):
+        return tuple(prefix + name for name in names), prefix or None
+    given = tuple(prefix)
+    if not given or not all(isinstance(one, str) for one in given):
+        raise TypeError(f"output_prefix must be text, such as 'chosen_', or several of them (got {prefix!r})")
+    if len(names) != 1:
+        raise ValueError(
+            f"output_prefix={given} makes a column of each prefix, so give one output_column (got {names})"
+        )
+    return tuple(one + names[0] for one in given), given[0]
 
 
 def _targets(names: str | Sequence[str]) -> tuple[str, ...]:
