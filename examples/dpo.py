@@ -3,8 +3,8 @@
     python examples/dpo.py
     torchrun --nproc-per-node 2 examples/dpo.py
 
-Chosen answers lie above rejected ones in each batch, and the budget counts the rows of both. An optimizer step has four batches on
-each rank. Its loss and its gradients are those of its pairs one by one, each without padding.
+Chosen answers lie above rejected ones in each batch, and the budget counts the rows of both. An optimizer step has four batches
+on each rank. Its loss and its gradients are those of its pairs one by one, each without padding.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def main() -> None:
         for parameter in parameters:
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-        of_step = sum(everyone(numbers), [])
+        of_step = [number for own in everyone(numbers) for number in own]
         expected = one_by_one(policy, reference, data, of_step)
         gradients = torch.autograd.grad(expected, parameters)
         torch.testing.assert_close(sum(everyone(loss)) / dist.get_world_size(), expected.item(), rtol=0, atol=1e-12)

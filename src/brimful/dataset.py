@@ -1673,7 +1673,7 @@ def _prefixed(names: tuple[str, ...], prefix: str | Sequence[str]) -> tuple[tupl
     """Names with a prefix, or one name with several, and what other columns of a single one begin with; None: no prefix."""
     if isinstance(prefix, str):
         return tuple(prefix + name for name in names), prefix or None
-    given = tuple(prefix)
+    given = tuple(prefix) if isinstance(prefix, Sequence) else ()
     if not given or not all(isinstance(one, str) for one in given):
         raise TypeError(f"output_prefix must be text, such as 'chosen_', or several of them (got {prefix!r})")
     if len(names) != 1:

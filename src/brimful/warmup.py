@@ -26,7 +26,7 @@ from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.plan.errors import integer, logger, one_of
-from brimful.tables.ragged import SIDE_COLUMNS, TOKENS
+from brimful.tables.ragged import SIDE_COLUMNS
 from brimful.tensors.in_torch import in_torch
 from brimful.tensors.on_device import OnDevice
 from brimful.tensors.structures import mapped, tensors_of
@@ -192,7 +192,7 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
         if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
             return TakeItems(collated, 1)
         padded = mapped(in_torch(collated)(pattern), lambda tensor: tensor)  # also where the device is to pad
-        rules = ColumnRules((TOKENS,), SIDE_COLUMNS) if collated.rules.stacks else collated.rules
+        rules = ColumnRules(TOKENS[:1], SIDE_COLUMNS) if collated.rules.stacks else collated.rules
         return Synthetic(partial(like, padded, rules=rules), tuple(shapes), known)
 
     above = with_synthetic(alone.stage, batches_like)

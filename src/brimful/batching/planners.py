@@ -157,8 +157,8 @@ class ByPolicy(BatchPlanner):
         return self.rounding or self.policy
 
     def shapes(self) -> list[tuple[int, ...]] | None:
-        shapes: list[tuple[int, ...]] | None = getattr(self._of_rows, "shapes", None)
-        return shapes and [(rows, *lengths * self.sides) for rows, *lengths in shapes]
+        shapes: list[tuple[int, ...]] | None = getattr(self.sizing, "shapes", None)
+        return shapes
 
     def settings(self) -> dict[str, Any]:
         return {"policy": described(self.policy), **_cut(self), **_rounding(self.rounding), **_stacked(self)}

@@ -38,8 +38,9 @@ def divisible(batch: Any) -> Divisible:
     - A list holds samples; so does a tensor, and any object that has a length and can be sliced.
 
     Raises:
-        ValueError: the rows are sides of samples (layout="paired"), the columns disagree about the number of samples, or one with its kind, none has rows, a list may be either,
-            or packed rows lack their boundaries. When it is cut: a column may be of several kinds.
+        ValueError: the rows are sides of samples (layout="paired"), the columns disagree about the number of samples, or one with
+            its kind, none has rows, a list may be either, or packed rows lack their boundaries. When it is cut: a column may be
+            of several kinds.
         TypeError: a structure in which nobody can see the samples.
     Price: some microseconds; of packed and nested batches nothing is read before they are cut.
 

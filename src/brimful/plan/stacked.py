@@ -65,6 +65,12 @@ class Stacked:
     max_length = None
     num_padded = 1
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]] | None:
+        """The few shapes (samples, *lengths) of all batches; None where nobody knows them before a plan."""
+        known: list[tuple[int, int]] | None = getattr(stacked(self.policy, self.sides), "shapes", None)
+        return known and [(samples, *[length] * self.sides) for samples, length in known]
+
     def plan(self, lengths: ArrayLike) -> Plan:
         lengths = as_lengths(lengths)
         return on_all_sides(planned(stacked(self.policy, self.sides), longest_side(lengths)), lengths)
