@@ -1020,19 +1020,25 @@ class Dataset:
                 `len` and all other batches stay the same. The slots of the sample become padding, with `lengths` 0. A
                 collate_fn does not get the sample. A batch without any other sample is a filler (`weight` 0) where
                 batches carry `weight`. Elsewhere it is all padding, or a collate_fn gets all of its samples.
-            length_column: the list column whose lengths are planned over, or a pair of columns for (source, target).
+            length_column: the list column whose lengths are planned over, or several: a pair (source, target), or the sides
+                of a sample such as ("chosen_input_ids", "rejected_input_ids"). Budgets count all of them. With several,
+                `chosen_input_ids` has a mask `chosen_attention_mask`.
             token_columns: lists that are cut, padded and packed together with the first length column. In every row
                 they must have its length. By default, these are attention_mask, token_type_ids, position_ids,
-                special_tokens_mask and labels, if they exist. brimful pads other lists of numbers to their own longest
-                value. Labels that do not go with `input_ids` count as one a sample. If they are lists of integers, the
-                batch says how many there are (`num_items_on_rank`), and `bf.token_mean` divides by it.
+                special_tokens_mask and labels, if they exist. With several length columns, `chosen_labels` goes with
+                `chosen_input_ids`. brimful pads other lists of numbers to their own longest value. Labels that do not
+                go with `input_ids` count as one a sample. If they are lists of integers, the batch says how many there
+                are (`num_items_on_rank`), and `bf.token_mean` divides by it.
             pad_values: the padding value of each column. The default is -100 in `labels` and in columns whose name ends
                 in `_labels`. Other columns get the tokenizer's padding id, or 0.
             pad_side: the side of the padding, "right" or "left". The default is the tokenizer's side, else right.
             keep_text: batches also hold the text that was tokenized, as lists. By default batches leave it out, which
                 saves a third of the time. Samples and stores always hold it. A `collate_fn`, or a function of `map` on
                 batches, needs `keep_text` to read the text. The functions of `batch_by` do not.
-            layout: "padded", "nested" or "grouped". "nested" makes tensors of layout torch.jagged, without padding.
+            layout: "padded", "nested", "grouped" or "paired". "nested" makes tensors of layout torch.jagged, without
+                padding. "paired" puts the rows of `rejected_input_ids` below those of `chosen_input_ids`, padded to one
+                length. `length_column` may name other sides. A column `prompt_input_ids` is put before each side.
+                Limits of tokens, cost and memory hold for the rows of all sides. See `brimful.arrays.paired.Paired`.
                 "grouped" makes `groups` of samples of similar length inside the batch, each padded on the right to its
                 own longest (see `brimful.grouping`). Use it when lengths differ a thousandfold. Values that make no
                 tensor (text, lists of lists) stay beside `groups`, as lists. `help(brimful.tensors.grouped.grouped)`
