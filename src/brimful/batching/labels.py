@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from brimful.tables.ragged import (
     LABELS,
     NOT_TRAINED_ON,
     SHIFTED,
+    TOKENS,
     gather,
     is_list,
     loss_labels,
@@ -23,8 +24,6 @@ from brimful.tables.ragged import (
     ragged,
     trained_on,
 )
-
-TOKENS: Final = "input_ids"
 
 
 class LabelsFollow(NamedTuple):
@@ -36,6 +35,7 @@ class LabelsFollow(NamedTuple):
         lengths: the length columns. Where one is missing, nothing is cut. Packing makes labels of the first where there are none.
         as_numbers: those of the two that become tensors of fractions or truth values, of which -100 is one.
         functions: those of the length columns that are functions of the user's.
+        stacks: a sample has several sides, which a loss compares: it counts as one, whatever its labels are.
     """
 
     labels: int | None = None
@@ -43,6 +43,7 @@ class LabelsFollow(NamedTuple):
     lengths: tuple[str, ...] = (TOKENS,)
     as_numbers: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    stacks: bool = False
 
     def is_cut_with(self, schema: pa.Schema, number: int) -> bool:
         """Whether all length columns are there, and this one is a list."""
@@ -74,6 +75,8 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> LossLabel
     >>> labels_of(schema, False, LabelsFollow(labels=0)), labels_of(schema, False, LabelsFollow())
     (LossLabels(name='labels', by='token', follows=0), LossLabels(name='labels', by='class', follows=None))
     """
+    if follow.stacks:
+        return LossLabels(follow.lengths[0], "sample")
     name = loss_labels(schema.names)
     if name is None:
         return LossLabels(follow.lengths[0], "token", 0) if packs else None

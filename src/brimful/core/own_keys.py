@@ -8,11 +8,13 @@ NUM_ITEMS: Final = ("num_items_in_batch", "num_items_on_rank")
 """How many labels an optimizer step has: on all ranks, or on this one."""
 WEIGHTS: Final = "sample_weights"
 """A number a row, 0 where a row counts for nothing."""
+NUM_SIDES: Final = "num_sides"
+"""How many rows, below one another, a sample has: see `arrays.paired`."""
 OF_RANKS: Final = ("weight", "is_filler", NUM_ITEMS[0])
 """What a data-parallel rank's batch has beside its columns."""
 OF_STEPS: Final = (NUM_ITEMS[1], "ends_step")
 """What a batch of an optimizer step of several has beside these."""
-OWN_KEYS: Final = (*OF_RANKS, *OF_STEPS, WEIGHTS, "lengths")
+OWN_KEYS: Final = (*OF_RANKS, *OF_STEPS, WEIGHTS, NUM_SIDES, "lengths")
 """All keys of a batch that brimful makes, and no model takes."""
 TAKEN: Final = (*NUM_ITEMS, OF_STEPS[1], WEIGHTS)
 """Those that whoever computes a loss takes for brimful's, whoever made them."""

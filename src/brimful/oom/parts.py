@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from brimful.core.own_keys import NUM_SIDES
 from brimful.plan.once import once
 from brimful.tables.ragged import COLUMN_KINDS, TOKEN_COLUMNS
 
@@ -37,8 +38,9 @@ def divisible(batch: Any) -> Divisible:
     - A list holds samples; so does a tensor, and any object that has a length and can be sliced.
 
     Raises:
-        ValueError: the columns disagree about the number of samples, or one with its kind, none has rows, a list may be either,
-            or packed rows lack their boundaries. When it is cut: a column may be of several kinds.
+        ValueError: the rows are sides of samples (layout="paired"), the columns disagree about the number of samples, or one with
+            its kind, none has rows, a list may be either, or packed rows lack their boundaries. When it is cut: a column may be
+            of several kinds.
         TypeError: a structure in which nobody can see the samples.
     Price: some microseconds; of packed and nested batches nothing is read before they are cut.
 
@@ -47,6 +49,11 @@ def divisible(batch: Any) -> Divisible:
     [([[0, 1]], ['a']), ([[2, 3], [4, 5]], ['b', 'c'])]
     """
     if isinstance(batch, Mapping):
+        if NUM_SIDES in batch:
+            raise ValueError(
+                f"a batch of layout='paired' ({NUM_SIDES}={batch[NUM_SIDES]}) is not split between its rows, which the loss "
+                "compares. Make smaller batches. Or use layout='padded', and stack the sides in the step"
+            )
         bounds = next((name for name in BOUNDS if name in batch), None)
         if bounds is None and COLUMN_KINDS in batch:
             raise ValueError(

@@ -142,6 +142,6 @@ def _ragged(
         if isinstance(column, ListColumn):
             names[column.name] = column.name if column.follows is None else columns.given[column.follows]
             lengths.setdefault(names[column.name], column.counts[numbers])
-    if columns.given and all(column.name != "attention_mask" for column in columns.all):
-        names["attention_mask"] = columns.given[0]
+    for name, place in columns.masks.items():
+        names.setdefault(name, columns.given[place])
     return names, lengths
