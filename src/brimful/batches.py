@@ -484,6 +484,7 @@ class ColumnSettings(NamedTuple):
     token_columns: Sequence[str] | None
     pad_values: Mapping[str, float] | None
     dtypes: Mapping[str, Any] | None
+    sample_weight_column: str | None = None
 
 
 class OrderSettings(NamedTuple):
@@ -542,13 +543,18 @@ def batches_of(
     said = columns.pad_values if form.pad_side and isinstance(columns.pad_values, Mapping) else ()
     known = paddings({name: made for name, made in data.tokenizers().items() if name not in said})
     texts = data.texts()
-    rules = replace(_rules(known, columns, planner.packs), left_out=() if form.keep_text else texts)
+    weights = columns.sample_weight_column
+    if weights is not None and not isinstance(weights, str):
+        raise TypeError(f"sample_weight_column must be the name of a column of numbers (got {weights!r})")
+    rules = _rules(known, columns, planner.packs)
+    pieces = cast(Any, planner.sizing).row_length if planner.overlong == "split" else 0
+    rules = replace(rules, left_out=() if form.keep_text else texts, weights=weights, piece_length=pieces)
     if planner.truncate_side != "right":
         planner = replace(cast(Any, planner), token_columns=rules.token_aligned_columns)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
     originals = data.originals()
     if originals is not None:
-        _check_whole(planner)
+        _check_whole(planner, weights)
         rules = replace(rules, explicit=())  # there are no columns
     group = (
         1
@@ -591,12 +597,17 @@ def batches_of(
     return Batches(InTorch(_collated(planned, rules, form, planner, side, originals)), repeats)
 
 
-def _check_whole(planner: BatchPlanner) -> None:
+def _check_whole(planner: BatchPlanner, weights: str | None) -> None:
     """Refuses to look into samples that are handed to a collate_fn as they are, or to cut them."""
     if planner.asks_samples:
         raise ValueError(
             f"{planner.verb} calls functions of rows, but from_dataset(collate_fn=...) hands on its samples unchanged. Give "
             "from_dataset lengths=, a function of a sample, and batch by a policy"
+        )
+    if weights is not None:
+        raise ValueError(
+            f"sample_weight_column={weights!r} names a column, but from_dataset(collate_fn=...) hands on its samples unchanged. "
+            "Have collate_fn return the weights"
         )
     if planner.overlong in ("truncate", "split"):
         raise ValueError(

@@ -965,6 +965,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
@@ -1076,7 +1077,7 @@ class Dataset:
         else:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets), truncate_side)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, sample_weight_column)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, rows, columns, order, form)
@@ -1099,6 +1100,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
@@ -1132,7 +1134,7 @@ class Dataset:
         """
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, sample_weight_column)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         planner = ByPolicy(policy, overlong, truncate_side=truncate_side)
@@ -1157,6 +1159,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
@@ -1194,7 +1197,7 @@ class Dataset:
         window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, sample_weight_column)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
@@ -1213,6 +1216,7 @@ class Dataset:
         pad_values: Mapping[str, float] | None = None,
         keep_text: bool = False,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
@@ -1268,7 +1272,7 @@ class Dataset:
             sample_cost("balance_cost", balance_cost)
         policy, rows = Packed(row_length, balance_cost), integer("rows", rows, 1, "row")
         planner = ByPacking(policy, rows, overlong, bool(shuffle_batches), truncate_side)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, sample_weight_column)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)

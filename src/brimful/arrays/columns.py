@@ -15,6 +15,7 @@ from brimful.arrays.types import DTYPES, ColumnType, held_in, type_of
 from brimful.batching.batch import Batch
 from brimful.batching.labels import TOKENS, LabelsFollow, LossLabels, labels_of
 from brimful.batching.window import PlanningWindow
+from brimful.core.own_keys import LOSS_WEIGHTS, SUM_OF_WEIGHTS
 from brimful.index.index import RowSpans
 from brimful.plan.errors import DataError, one_of
 from brimful.plan.once import once
@@ -45,7 +46,7 @@ from brimful.tables.texts import texts_in
 
 IntArray: TypeAlias = NDArray[np.int64]
 
-MADE: Final = (*TOKEN_COLUMNS, "lengths", "segment_ids", "sample_numbers")
+MADE: Final = (*TOKEN_COLUMNS, "lengths", "segment_ids", "sample_numbers", LOSS_WEIGHTS, *SUM_OF_WEIGHTS)
 """What there may be in a batch beside the columns."""
 
 
@@ -66,6 +67,7 @@ class ColumnRules:
         packs: several samples lie in a row, from which tokens are left out that `attention_mask` hides: it goes with the tokens
             whether or not it is named.
         left_out: columns of text that was tokenized.
+        weights, piece_length: see `LabelsFollow`.
     """
 
     length_columns: tuple[str, ...]
@@ -75,6 +77,8 @@ class ColumnRules:
     explicit: tuple[str, ...] = field(default=(), metadata={"runtime": True})
     packs: bool = field(default=False, metadata={"runtime": True})
     left_out: tuple[str, ...] = field(default=(), metadata={"runtime": True})
+    weights: str | None = field(default=None, metadata={"runtime": True})
+    piece_length: int = field(default=0, metadata={"runtime": True})
 
     def __post_init__(self) -> None:
         for name, dtype in self.dtypes.items():
@@ -98,7 +102,11 @@ class ColumnRules:
     def labels_follow(self) -> LabelsFollow:
         """How labels are counted."""
         as_numbers = tuple(name for name in (LABELS, SHIFTED) if "int" not in self.dtypes.get(name, "int64"))
-        return LabelsFollow(self.follows(LABELS), self.follows(SHIFTED), self.length_columns, as_numbers)
+        return LabelsFollow(
+            *(self.follows(LABELS), self.follows(SHIFTED), self.length_columns, as_numbers),
+            weights=self.weights,
+            piece_length=self.piece_length,
+        )
 
     @property
     def token_aligned_columns(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from brimful.arrays.types import BFLOAT16
 from brimful.batching.facts import collated_of, with_batches
 from brimful.core.ahead import then
 from brimful.core.facts import Facts, following
-from brimful.core.own_keys import NUM_ITEMS
+from brimful.core.own_keys import COUNTS, LOSS_WEIGHTS
 from brimful.core.run import Run
 from brimful.core.stage import Stage, State, running
 
@@ -43,7 +43,7 @@ class InTorch(Stage[Any]):
 
 def in_torch(collated: Collated) -> Callable[[Any], Any]:
     """What puts tensors in place of the arrays that a stage makes."""
-    make = partial(with_tensors, rules=collated.rules, names=None if collated.as_arrays else NUM_ITEMS)
+    make = partial(with_tensors, rules=collated.rules, names=None if collated.as_arrays else (*COUNTS, LOSS_WEIGHTS))
     return (lambda pair: (pair[0], make(pair[1]))) if collated.with_batch else make
 
 
