@@ -610,7 +610,7 @@ class Expected:
             assert len(theirs["sample_numbers"]) == len(theirs["lengths"])
             slots = {"input_ids", "position_ids", "segment_ids", "seq_idx", *TOKEN_COLUMNS} & theirs.keys()
             assert {name for name, kind in theirs["column_kinds"].items() if kind == "slots"} == slots
-            pieces = {name for name, kind in theirs["column_kinds"].items() if kind == "pieces"}
+            pieces = {name for name, kind in theirs["column_kinds"].items() if kind == "pieces"} - {LOSS_WEIGHTS}
             assert all(len(theirs[name]) == len(theirs["lengths"]) for name in pieces)
             assert {name for name, one in theirs.items() if isinstance(one, list)} - slots - pieces == BOUNDS
             assert batch["cu_seqlens"].dtype == batch["seq_idx"].dtype == torch.int32

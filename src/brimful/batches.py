@@ -164,7 +164,8 @@ class Batches:
         `is_filler`. Rank and world size are looked up when you iterate.
 
         Indexed data with labels also give each batch `num_items_in_batch`, () int64. It is the number of labels in the
-        whole step, on all ranks together, without those of fillers and copies. `bf.token_mean` divides by it. Integers
+        whole step, on all ranks together, without those of fillers and copies. `bf.token_mean` divides by it.
+        `num_samples_in_batch` is the number of its samples that have a label, for `bf.sample_mean`. Integers
         by token count if they are not -100. Other labels (one class or number a sample, floats, bools) count as one a
         sample. So do lists of integers that do not go with `input_ids` (`token_columns=[]`). Packed batches may have no
         labels: brimful then counts their tokens. It counts the labels of the samples, cut as planned. If a collate_fn

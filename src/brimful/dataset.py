@@ -1023,6 +1023,9 @@ class Dataset:
             num_groups: the most groups in a batch of layout "grouped". The default is 4.
             dtypes: the type of each key of a batch: {"input_ids": "int32", "attention_mask": "bool"}. The default is
                 int64 for integers, and the type of the column for other values.
+            sample_weight_column: a column of numbers of at least 0, the weights of the samples in `bf.sample_mean`. Batches
+                then have `sample_loss_weights` (B,) float64, which are 0 for copies and fillers. Where they have
+                `num_items_in_batch`, they also have `sum_of_weights_in_batch`, () float64.
             drop_last: leave out incomplete batches, counted in `.stats`. With a fixed size, each window may have one.
                 With a policy, only the last batch that is planned in an epoch counts as incomplete.
             shuffle_batches: give the batches of a window in a random order. "stratified" takes a random order in which
@@ -1036,8 +1039,9 @@ class Dataset:
                 `shuffle_batches=True` means "stratified", so that a step has samples of all lengths. Each batch carries
                 `weight`, `is_filler` and `ends_step` (bool: the optimizer steps after this batch). If there are labels,
                 a batch also carries `num_items_in_batch`: the labels of its whole step on all ranks (see
-                `Batches.shard`). `bf.token_mean` divides by it. If a rank cannot know the labels of other ranks
-                (streams, for example), a batch carries `num_items_on_rank` instead. If a collate_fn makes the labels,
+                `Batches.shard`). It carries `num_samples_in_batch` too: its samples that have a label. `bf.token_mean`
+                and `bf.sample_mean` divide by these. If a rank cannot know the labels of other ranks (streams, for example),
+                a batch carries `num_items_on_rank` and `num_samples_on_rank` instead. If a collate_fn makes the labels,
                 the batch carries neither: `bf.token_mean` says how to count them. The last step of an epoch may have
                 fewer batches. If epochs follow each other (data that repeat, loader(steps_per_epoch=...)), steps
                 continue into the next epoch. `take` a multiple of k batches, or the last step is cut. Trainers
@@ -1240,7 +1244,8 @@ class Dataset:
             window: how many samples to plan over. "auto" takes the samples of 250 batches, which wastes .2 to .5 %.
                 Streams take 256 MB at most, and an epoch of streams begins with the samples of 100 batches.
             overlong: the reaction to a sample that is longer than a row: "raise", "truncate", "drop", or "split" (cut
-                it into pieces).
+                it into pieces). With "split" batches have `sample_loss_weights`, by which `bf.sample_mean` counts a
+                sample once, however many pieces it has.
             truncate_side: as for `batch`.
             unlabelled: as for `batch`. With "split", each piece counts. Labels that packing leaves out do not count.
                 After "drop" the samples of a row still lie end to end, and the padding is at its end.

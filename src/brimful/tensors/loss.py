@@ -251,15 +251,16 @@ def _sample_means(losses: torch.Tensor, batch: Mapping[str, Any]) -> tuple[torch
         )
     sums = losses
     if labels.is_nested:
-        values = labels.values()
-        counts = _runs(values != NOT_TRAINED_ON, labels.offsets()) if classes else labels.offsets().diff()
+        jagged: Any = labels
+        values, offsets = jagged.values(), jagged.offsets()
+        counts = _runs(values != NOT_TRAINED_ON, offsets) if classes else offsets.diff()
         if not a_sample:
             flat = losses.values()
             if len(flat) != len(values):
                 raise ValueError(
                     f"token_losses has {len(flat):,} values and {name!r} has {len(values):,}; give a loss for each label"
                 )
-            sums = _runs(torch.where(values != NOT_TRAINED_ON, flat, 0), labels.offsets())
+            sums = _runs(torch.where(values != NOT_TRAINED_ON, flat, 0), offsets)
     elif "segment_ids" in batch and labels.shape == batch["segment_ids"].shape:
         counts = _of_pieces(labels != NOT_TRAINED_ON, batch)
         if not a_sample:
