@@ -167,7 +167,8 @@ class Batches:
         `is_filler`. Rank and world size are looked up when you iterate.
 
         Indexed data with labels also give each batch `num_items_in_batch`, () int64. It is the number of labels in the
-        whole step, on all ranks together, without those of fillers and copies. `bf.token_mean` divides by it. Integers
+        whole step, on all ranks together, without those of fillers and copies. `bf.token_mean` divides by it.
+        `num_samples_in_batch` is the number of its samples that have a label, for `bf.sample_mean`. Integers
         by token count if they are not -100. Other labels (one class or number a sample, floats, bools) count as one a
         sample. So do lists of integers that do not go with `input_ids` (`token_columns=[]`). Packed batches may have no
         labels: brimful then counts their tokens. It counts the labels of the samples, cut as planned. If a collate_fn
@@ -512,6 +513,7 @@ class ColumnSettings(NamedTuple):
     pad_values: Mapping[str, float] | None
     dtypes: Mapping[str, Any] | None
     length_version: str | None = None
+    sample_weight_column: str | None = None
 
 
 class OrderSettings(NamedTuple):
@@ -576,10 +578,14 @@ def batches_of(
     said = columns.pad_values if form.pad_side and isinstance(columns.pad_values, Mapping) else ()
     known = paddings({name: made for name, made in data.tokenizers().items() if name not in said})
     texts = data.texts()
+    weights = columns.sample_weight_column
+    if weights is not None and not isinstance(weights, str):
+        raise TypeError(f"sample_weight_column must be the name of a column of numbers (got {weights!r})")
     given = sizes_of("length_column", columns.length_column)
     sizes, padded = (given, len(given)) if form.layout == "paired" else planner.sizes(given)
     rules = _rules(known, sizes[:padded] or sizes[:1], columns, planner.packs, form.layout)
-    rules = replace(rules, left_out=() if form.keep_text else texts)
+    pieces = cast(Any, planner.sizing).row_length if planner.overlong == "split" else 0
+    rules = replace(rules, left_out=() if form.keep_text else texts, weights=weights, piece_length=pieces)
     sides = rules.prefixes if rules.stacks else ()
     if sides:
         one_vocabulary(
@@ -592,7 +598,7 @@ def batches_of(
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
     originals = data.originals()
     if originals is not None:
-        _check_whole(planner)
+        _check_whole(planner, weights)
         rules = replace(rules, explicit=())  # there are no columns
     group = (
         1
@@ -638,12 +644,17 @@ def batches_of(
     return Batches(_collated(planned, rules, form, planner, side, originals), repeats)
 
 
-def _check_whole(planner: BatchPlanner) -> None:
+def _check_whole(planner: BatchPlanner, weights: str | None) -> None:
     """Refuses to look into samples that are handed to a collate_fn as they are, or to cut them."""
     if planner.asks_samples:
         raise ValueError(
             f"{planner.verb} calls functions of rows, but from_dataset(collate_fn=...) hands on its samples unchanged. Give "
             "from_dataset lengths=, a function of a sample, and batch by a policy"
+        )
+    if weights is not None:
+        raise ValueError(
+            f"sample_weight_column={weights!r} names a column, but from_dataset(collate_fn=...) hands on its samples unchanged. "
+            "Have collate_fn return the weights"
         )
     if planner.overlong in ("truncate", "split"):
         raise ValueError(

@@ -989,6 +989,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
@@ -1057,6 +1058,9 @@ class Dataset:
             num_groups: the most groups in a batch of layout "grouped". The default is 4.
             dtypes: the type of each key of a batch: {"input_ids": "int32", "attention_mask": "bool"}. The default is
                 int64 for integers, and the type of the column for other values.
+            sample_weight_column: a column of numbers of at least 0, the weights of the samples in `bf.sample_mean`. Batches
+                then have `sample_loss_weights` (B,) float64, which are 0 for copies and fillers. Where they have
+                `num_items_in_batch`, they also have `sum_of_weights_in_batch`, () float64.
             drop_last: leave out incomplete batches, counted in `.stats`. With a fixed size, each window may have one.
                 With a policy, only the last batch that is planned in an epoch counts as incomplete.
             shuffle_batches: give the batches of a window in a random order. "stratified" takes a random order in which
@@ -1070,8 +1074,9 @@ class Dataset:
                 `shuffle_batches=True` means "stratified", so that a step has samples of all lengths. Each batch carries
                 `weight`, `is_filler` and `ends_step` (bool: the optimizer steps after this batch). If there are labels,
                 a batch also carries `num_items_in_batch`: the labels of its whole step on all ranks (see
-                `Batches.shard`). `bf.token_mean` divides by it. If a rank cannot know the labels of other ranks
-                (streams, for example), a batch carries `num_items_on_rank` instead. If a collate_fn makes the labels,
+                `Batches.shard`). It carries `num_samples_in_batch` too: its samples that have a label. `bf.token_mean`
+                and `bf.sample_mean` divide by these. If a rank cannot know the labels of other ranks (streams, for example),
+                a batch carries `num_items_on_rank` and `num_samples_on_rank` instead. If a collate_fn makes the labels,
                 the batch carries neither: `bf.token_mean` says how to count them. The last step of an epoch may have
                 fewer batches. If epochs follow each other (data that repeat, loader(steps_per_epoch=...)), steps
                 continue into the next epoch. `take` a multiple of k batches, or the last step is cut. Trainers
@@ -1111,7 +1116,7 @@ class Dataset:
         else:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets), truncate_side)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, rows, columns, order, form)
@@ -1135,6 +1140,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
@@ -1168,7 +1174,7 @@ class Dataset:
         """
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         planner = ByPolicy(policy, overlong, truncate_side=truncate_side)
@@ -1194,6 +1200,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
@@ -1231,7 +1238,7 @@ class Dataset:
         window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
@@ -1252,6 +1259,7 @@ class Dataset:
         pad_values: Mapping[str, float] | None = None,
         keep_text: bool = False,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
@@ -1275,7 +1283,8 @@ class Dataset:
             window: how many samples to plan over. "auto" takes the samples of 250 batches, which wastes .2 to .5 %.
                 Streams take 256 MB at most, and an epoch of streams begins with the samples of 100 batches.
             overlong: the reaction to a sample that is longer than a row: "raise", "truncate", "drop", or "split" (cut
-                it into pieces).
+                it into pieces). With "split" batches have `sample_loss_weights`, by which `bf.sample_mean` counts a
+                sample once, however many pieces it has.
             truncate_side: as for `batch`.
             row_limits: the most of a row, by name: `{"num_patches": 1_024, "samples": 16}`. The names are those of list
                 columns (their length), number columns (their value), or functions in `length_column`. "samples" is the
@@ -1311,7 +1320,7 @@ class Dataset:
         policy = Packed(row_length, balance_cost, row_limits=row_limits)
         rows = integer("rows", rows, 1, "row")
         planner = ByPacking(policy, rows, overlong, bool(shuffle_batches), truncate_side)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)

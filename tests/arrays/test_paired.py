@@ -75,6 +75,7 @@ def test_each_side_lies_below_the_one_before() -> None:
         "lengths": [3, 2, 2, 4],
         "margin": [0.5, 0.25],
         "num_items_on_rank": 2,
+        "num_samples_on_rank": 2,
     }
     assert (batch["id"], batch["num_sides"]) == (["a", "b"], 2)
 

@@ -18,18 +18,27 @@ from brimful.arrays.layout import Layout, refuse_taken
 from brimful.arrays.types import SIGNED
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.facts import with_batches
-from brimful.batching.labels import read
+from brimful.batching.labels import loss_weights, read
 from brimful.batching.window import PlanningWindow
 from brimful.core.ahead import then
 from brimful.core.facts import Facts, columns_by, following
 from brimful.core.header import described
-from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, TAKEN, WEIGHTS, RankWeight
+from brimful.core.own_keys import (
+    LOSS_WEIGHTS,
+    NUM_ITEMS,
+    NUM_SAMPLES,
+    OF_RANKS,
+    SUM_OF_WEIGHTS,
+    TAKEN,
+    WEIGHTS,
+    RankWeight,
+)
 from brimful.core.run import Run
 from brimful.core.stage import Stage, State, not_in_state, running
 from brimful.core.stats import Made
 from brimful.plan.errors import DataError, counted, warn_once
 from brimful.tables.origins import where
-from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, loss_labels
+from brimful.tables.ragged import COLUMN_KINDS, LABELS, NOT_TRAINED_ON, loss_labels
 from brimful.tables.texts import schema_without
 
 Convert: TypeAlias = Callable[[MutableMapping[str, Any], ColumnRules, Iterable[str]], None]
@@ -97,6 +106,10 @@ class Collated(Stage[Any]):
         """The shape that a compiler sees, and how many slots for tokens there are."""
 
     @abstractmethod
+    def rows(self, batch: Batch) -> int:
+        """How many rows, or pieces, there are, copies among them."""
+
+    @abstractmethod
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """How many labels of a step are trained on; None where only somebody else knows."""
 
@@ -144,17 +157,20 @@ class Collated(Stage[Any]):
         """An item as it is handed on, counted."""
         batch, columns = one.batch, one.columns
         self.check(batch, item, columns)
-        known: dict[str, NumLabels | None] = dict(zip(NUM_ITEMS, (batch.num_labels, batch.num_labels_here)))
-        if not any(known.values()) and self.hides_labels(columns, item):
-            known[NUM_ITEMS[1]] = read(batch, self.rules.labels_follow)
-        counts = {
-            name: count
-            for name, labels in known.items()
-            if labels is not None and (count := self._num_items(labels, columns)) is not None
-        }
+        follow = self.rules.labels_follow
+        known = [batch.num_labels, batch.num_labels_here]
+        if not any(known) and self.hides_labels(columns, item):
+            known[1] = read(batch, follow)
+        counts: dict[str, Any] = {}
+        for labels, *names in zip(known, NUM_ITEMS, NUM_SAMPLES, SUM_OF_WEIGHTS):
+            if labels is not None and (num_items := self._num_items(labels, columns)) is not None:
+                of_step = num_items, labels.samples, labels.weights
+                counts |= dict(zip(names if follow.weighs else names[:2], of_step))
         if counts and batch.weight != 0:
             self.check_labels(batch, item, columns, next(iter(counts)))
         named = isinstance(item, (dict, MutableMapping))  # a dict is known sooner
+        if named and (weights := loss_weights(batch, follow)) is not None:
+            counts[LOSS_WEIGHTS] = np.append(weights, np.zeros(self.rows(batch) - len(weights)))
         made = _weigh(item, batch, columns, counts) if named and (batch.weight is not None or counts) else {}
         if run.made is not None:
             shape, slots = self.shape(batch, item, columns)
@@ -192,6 +208,9 @@ class LaidOut(Collated):
     def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
         return self.layout.shape(batch, item, columns)
 
+    def rows(self, batch: Batch) -> int:
+        return len(batch) if self.layout.packs or self.layout.varies else batch.padded_size
+
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int:
         return self.layout.num_labels(known)
 
@@ -206,13 +225,14 @@ class LaidOut(Collated):
 
 
 def _weigh(
-    item: MutableMapping[str, Any], batch: Batch, columns: WindowColumns, num_items: Mapping[str, int]
+    item: MutableMapping[str, Any], batch: Batch, columns: WindowColumns, counts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Puts into a batch what says how much it weighs, and returns it: of a data-parallel rank `weight` and `is_filler`, and
     `ends_step` where that is known. A filler asks for no label, and its `sample_weights` are 0.
 
-    `num_items`, the labels of the whole step that are trained on, are () int64: arrays, as they go to the device with the batch,
-    and a compiled step does not take each new value for a constant. A number that a collate_fn has set stays.
+    `counts`, of the whole step's labels that are trained on, and of its samples, are () int64, and sums of weights () float64:
+    arrays, as they go to the device with the batch, and a compiled step does not take each new value for a constant. A number
+    that a collate_fn has set stays.
 
     Raises:
         DataError: a collate_fn has made something of another's name.
@@ -228,8 +248,12 @@ def _weigh(
             f"collate_fn returns {clash[0]!r}, and batches of ranks or optimizer steps hold something of that name; give it "
             "another one"
         )
-    made |= {name: np.array(count) for name, count in num_items.items() if name not in item}
+    for name, count in counts.items():
+        if name not in item:
+            made[name] = np.array(count) if isinstance(count, int) else columns.made(name, np.asarray(count))
     item.update(made)
+    if LOSS_WEIGHTS in counts and COLUMN_KINDS in item:
+        item[COLUMN_KINDS][LOSS_WEIGHTS] = "pieces"
     if batch.weight == 0:
         columns.unlabel(item, slice(None))
         weights: Any = item.get(WEIGHTS)

@@ -15,6 +15,7 @@ from brimful.arrays.types import DTYPES, ColumnType, held_in, type_of
 from brimful.batching.batch import Batch
 from brimful.batching.labels import LabelsFollow, LossLabels, labels_of
 from brimful.batching.window import PlanningWindow
+from brimful.core.own_keys import LOSS_WEIGHTS, SUM_OF_WEIGHTS
 from brimful.index.index import RowSpans
 from brimful.plan.errors import DataError, one_of
 from brimful.plan.once import once
@@ -49,7 +50,7 @@ from brimful.tables.texts import texts_in
 
 IntArray: TypeAlias = NDArray[np.int64]
 
-MADE: Final = (*TOKEN_COLUMNS, "lengths", "segment_ids", "sample_numbers")
+MADE: Final = (*TOKEN_COLUMNS, "lengths", "segment_ids", "sample_numbers", LOSS_WEIGHTS, *SUM_OF_WEIGHTS)
 """What there may be in a batch beside the columns."""
 
 
@@ -73,6 +74,7 @@ class ColumnRules:
         left_out: columns of text that was tokenized.
         functions: those of the length columns that are no columns, but functions of the user's.
         stacks: the length columns are the sides of a sample, which lie below one another.
+        weights, piece_length: see `LabelsFollow`.
     """
 
     length_columns: tuple[str, ...]
@@ -84,6 +86,8 @@ class ColumnRules:
     left_out: tuple[str, ...] = field(default=(), metadata={"runtime": True})
     functions: tuple[str, ...] = field(default=(), metadata={"runtime": True})
     stacks: bool = field(default=False, metadata={"runtime": True})
+    weights: str | None = field(default=None, metadata={"runtime": True})
+    piece_length: int = field(default=0, metadata={"runtime": True})
 
     def __post_init__(self) -> None:
         for name, dtype in self.dtypes.items():
@@ -147,7 +151,11 @@ class ColumnRules:
         """How labels are counted."""
         as_numbers = tuple(name for name in (LABELS, SHIFTED) if "int" not in self.dtypes.get(name, "int64"))
         follows = self.follows(LABELS), self.follows(SHIFTED)
-        return LabelsFollow(*follows, self.length_columns, as_numbers, self.functions, self.stacks)
+        return LabelsFollow(
+            *(*follows, self.length_columns, as_numbers, self.functions, self.stacks),
+            weights=self.weights,
+            piece_length=self.piece_length,
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,6 +71,9 @@ class View(Index):
     def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
         return self.source.num_labels_at(self.in_base(numbers), column)
 
+    def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
+        return self.source.values_at(self.in_base(numbers), column)
+
     @property
     def prefetches(self) -> bool:
         return self.source.prefetches
@@ -156,6 +159,9 @@ class ChosenIndex(View):
 
     def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
         return self.source.num_labels_at(numbers, self.kept[column]) if column in self.kept else None
+
+    def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
+        return self.source.values_at(numbers, self.kept[column])
 
     def _old(self, columns: Sequence[str], required: bool) -> list[str]:
         if required and (missing := [name for name in columns if name not in self.kept]):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brimful.core.own_keys import NUM_ITEMS, WEIGHTS
+from brimful.core.own_keys import COUNTS, NUM_ITEMS, WEIGHTS
 from brimful.oom.parts import divisible
 from brimful.plan.errors import finite, logger, one_of
 from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, loss_labels
@@ -113,7 +113,7 @@ def _row_weights(part: Any) -> Tensor | None:
 def _shared(batch: Any, share: float) -> Any:
     """A batch with a share of its numbers of labels, also inside of mappings and tuples."""
     if isinstance(batch, Mapping):
-        new = {name: _times(one, share) if name in NUM_ITEMS else _shared(one, share) for name, one in batch.items()}
+        new = {name: _times(one, share) if name in COUNTS else _shared(one, share) for name, one in batch.items()}
         return with_values(batch, new)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(**_shared(dict(zip(batch._fields, batch)), share))

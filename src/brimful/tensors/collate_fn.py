@@ -112,6 +112,9 @@ class CollatedBy(Collated):
             return batch if batch.weight is None else replace(batch, weight=0.0)
         return batch.of(np.delete(np.arange(len(batch)), places), batch.padded_size)
 
+    def rows(self, batch: Batch) -> int:
+        return len(batch)
+
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """Those of the samples; where these have none, the function alone knows how many it makes."""
         return known.given if loss_labels([column.name for column in columns.all]) else None
