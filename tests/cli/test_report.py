@@ -203,7 +203,7 @@ def test_tokenising_shows_a_bar_on_the_terminal(corpus: Corpus) -> None:
         (["LENGTHS", "--row-length", 0], "--row-length must be at least 1 token (got 0)"),
         (
             ["LENGTHS", "--max-tokens", 1000, "--max-length", 2000],
-            "--max-length must be at most --max-tokens 1,000 (got 2,000): a sample of that length would fit no batch",
+            "--max-length must be at most max_tokens=1,000 (got 2,000): a sample of that length would fit no batch",
         ),
         (
             ["LENGTHS", "--html", "/no/such/folder/a.html"],

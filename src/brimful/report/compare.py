@@ -28,7 +28,7 @@ from brimful.plan import (
     optimal_buckets,
     uniform_buckets,
 )
-from brimful.plan.errors import require
+from brimful.plan.errors import of_setting, require
 from brimful.report.lengths import dataset_of
 
 IntArray = NDArray[np.int64]
@@ -78,9 +78,12 @@ class Settings:
         require("hidden_size", self.hidden_size, 1)
         require("compile_seconds", self.compile_seconds, 0, "seconds")
         if self.max_length is not None and self.max_length > self.max_tokens:
-            raise ValueError(
-                f"max_length must be at most max_tokens={self.max_tokens:,} (got {self.max_length:,}): "
-                "a sample of that length would fit no batch"
+            raise of_setting(
+                "max_length",
+                ValueError(
+                    f"max_length must be at most max_tokens={self.max_tokens:,} (got {self.max_length:,}): "
+                    "a sample of that length would fit no batch"
+                ),
             )
 
 
