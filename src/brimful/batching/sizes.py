@@ -95,7 +95,10 @@ def sizes_at(
 
 
 def _is_number(index: Index, name: str) -> bool:
-    return len(index) > 0 and name in index.schema.names and is_number(index.schema.field(name).type)
+    """Whether a column holds numbers. Of tokens, and of lists whose lengths are known, no file is opened for it."""
+    if name == TOKENS or name in index.list_columns or not len(index):
+        return False
+    return name in index.schema.names and is_number(index.schema.field(name).type)
 
 
 _WHOLE: Final[WeakKeyDictionary[Index, dict[Size, IntArray]]] = WeakKeyDictionary()

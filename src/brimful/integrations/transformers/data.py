@@ -297,7 +297,7 @@ class Steps(IterableDataset[Any]):
 
     def __init__(self, loader: Ours, length: Length, inputs: ModelInputs, *, skipped: int = 0) -> None:
         assert length.steps is not None
-        self.follow = Follow(loader)
+        self.follow: Follow = Follow(loader)
         self.length = length
         self.steps: int = length.steps
         self._inputs = inputs

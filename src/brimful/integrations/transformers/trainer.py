@@ -56,6 +56,8 @@ class TrainerOfBatches(Trainer):
     model: Any
     train_dataset: Any
     eval_dataset: Any
+    compute_loss_func: Any
+    gather_function: Any
 
     __steps: Steps | None = None  # the data of the run that is going on, or was last
     __in_train = False
