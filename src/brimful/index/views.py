@@ -235,7 +235,7 @@ class PromptedIndex(View):
             return self.base.lengths_at(numbers, columns, required)
         found = self.base.lengths_at(numbers, (PROMPT + TOKENS, *columns), required)
         begins_so = np.array([prefix_of(name) in self.sides for name in columns])
-        lengths = found[:, 1:] + begins_so * found[:, :1]
+        lengths: NDArray[Any] = found[:, 1:] + begins_so * found[:, :1]
         return lengths[:, 0] if len(columns) == 1 else lengths
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:

@@ -69,7 +69,7 @@ class Stacked:
     def shapes(self) -> list[tuple[int, ...]] | None:
         """The few shapes (samples, *lengths) of all batches; None where nobody knows them before a plan."""
         known: list[tuple[int, int]] | None = getattr(stacked(self.policy, self.sides), "shapes", None)
-        return known and [(samples, *[length] * self.sides) for samples, length in known]
+        return None if known is None else [(samples, *[length] * self.sides) for samples, length in known]
 
     def plan(self, lengths: ArrayLike) -> Plan:
         lengths = as_lengths(lengths)

@@ -319,7 +319,7 @@ class Chat(FunctionStage):
         # a processor takes half the time for a step where it does nothing else between two rows
         read = _each(lambda row: (self._sides(row[:-1]), tools_of(row[-1])), zip(*columns, tools, strict=True))
         begun = _each(self._begun, read)
-        found = {}
+        found: dict[tuple[int, int], Turns] = {}
         for row, turns in enumerate(_each(lambda finishes: [finish() for finish in finishes], begun)):
             if isinstance(turns, Exception):
                 self._fail(block, row, None, turns)
