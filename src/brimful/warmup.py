@@ -27,7 +27,6 @@ from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.plan.errors import integer, logger, one_of
 from brimful.tables.ragged import SIDE_COLUMNS
-from brimful.tensors.in_torch import in_torch
 from brimful.tensors.on_device import OnDevice
 from brimful.tensors.structures import mapped, tensors_of
 
@@ -166,6 +165,11 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
     """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
     alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
     collated = collated_of(alone.stage)
+    if collated.convert is None:
+        raise ValueError(
+            "warm_up runs a step of torch, and these batches are numpy arrays. Call your step yourself, once for each of "
+            "batches.shapes(), or leave numpy() out"
+        )
     layout: Any = getattr(collated, "layout", None)
     if layout is not None and layout.varies:
         raise ValueError(
@@ -191,7 +195,7 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
             return with_inputs(collated, planned)
         if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
             return TakeItems(collated, 1)
-        padded = mapped(in_torch(collated)(pattern), lambda tensor: tensor)  # also where the device is to pad
+        padded = mapped(pattern, lambda tensor: tensor)  # also where the device is to pad
         rules = ColumnRules(TOKENS[:1], SIDE_COLUMNS) if collated.rules.stacks else collated.rules
         return Synthetic(partial(like, padded, rules=rules), tuple(shapes), known)
 

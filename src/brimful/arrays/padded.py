@@ -49,14 +49,14 @@ class Padded(Layout):
 
     def item(self, batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         numbers, left = batch.numbers, self.left
-        real, (size, *widths) = len(numbers), batch.plan.shapes[batch.place]
+        real, size, widths = len(numbers), batch.padded_size, columns.widths(batch)
         if size > real:
             batch = batch.of(np.concatenate((np.arange(real), np.zeros(size - real, np.int64))), size)
             numbers = batch.numbers
         sizes, shortest = columns.sizes(batch), batch.plan.shortest[batch.place]
         places = [gaps(own, width, left, shortest if own is sizes[0] else None) for own, width in zip(sizes, widths)]
         out: dict[str, Any] = {}
-        masks = columns.rules.masks
+        masks = columns.masks
         for column in columns.all:
             if not isinstance(column, ListColumn):
                 out[column.name] = column.of(numbers)

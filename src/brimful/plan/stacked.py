@@ -86,7 +86,7 @@ def on_all_sides(plan: Plan, lengths: IntArray) -> Plan:
     if lengths.ndim == 1:
         return plan
     padded = np.repeat(plan.padded_lengths[:, None], lengths.shape[1], axis=1)
-    return replace(plan, padded_lengths=padded, tokens=int(lengths[plan.numbers].sum()))
+    return replace(plan, padded_lengths=padded, tokens=int(lengths[plan.numbers].sum()), num_padded=None)
 
 
 @dataclass(frozen=True)
