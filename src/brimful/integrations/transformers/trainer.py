@@ -84,7 +84,8 @@ class TrainerOfBatches(Trainer):
         model = base_model(self.model)
         self.__shifts = shifts_labels(self, model)
         keys = keys_of(model, self.label_names) if self.args.remove_unused_columns else None
-        name, needed, shared = type(model).__name__, (), self.accelerator.num_processes > 1
+        name, shared = type(model).__name__, self.accelerator.num_processes > 1
+        needed: tuple[str, ...] = ()
         if (trls := of_trl(self._brimful_base)) and (pairs := SERVED[trls].keys):
             name, needed, keys = trls, pairs[0], frozenset(pairs[0] + pairs[1])
         self.__inputs = ModelInputs(keys, name, shared=shared, needed=needed)
