@@ -14,7 +14,7 @@ import torch
 
 import brimful as bf
 from brimful.memory import MemoryModel
-from brimful.oom.parts import divisible
+from brimful.oom.parts import splittable
 from brimful.plan import MemoryBudget, MultiBudget
 from brimful.testing import assert_exact_resume
 from brimful.warmup import warm_up
@@ -313,7 +313,7 @@ def test_another_layout_is_another_order() -> None:
 def test_a_step_that_runs_out_of_memory_does_not_part_the_sides() -> None:
     (batch,) = bf.from_sequence(LABELLED).batch(2, layout="paired")
     with pytest.raises(ValueError, match=r"layout='paired' \(num_sides=2\) is not split between its rows"):
-        divisible(batch)
+        splittable(batch)
 
 
 def test_samples_are_explained_by_their_first_side() -> None:

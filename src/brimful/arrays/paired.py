@@ -49,8 +49,8 @@ class Paired(Layout):
     def item(self, batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         rules, window = columns.rules, batch.window
         names = [column.name for column in columns.all]
-        if not columns.given:
-            missing = [name for name in rules.length_columns if name not in names]
+        if len(columns.given) < len(rules.length_columns):
+            missing = [name for name in rules.length_columns if name not in (columns.given or names)]
             raise DataError(
                 f"layout='paired' needs a column of tokens for each side, and there is no {missing[0]!r} (columns: "
                 f"{', '.join(names)}; {where(window.block, int(window.rows[0]))}). tokenize() and chat() make it with "

@@ -170,7 +170,7 @@ class ByPolicy(BatchPlanner):
 
     def sizes(self, given: tuple[Size, ...]) -> tuple[tuple[Size, ...], int]:
         names: tuple[str, ...] | None = getattr(self.policy, "columns", None)
-        if names is None:
+        if names is None or self.sides > 1:
             return given, len(given)
         if self.rounding is not None:
             raise ValueError(f"{type(self.policy).__name__} rounds its padded sizes itself: give it pad_to_multiple_of")

@@ -17,15 +17,13 @@ from brimful.index.index import Index
 from brimful.plan.errors import DataError, StageError, logger, name_of
 from brimful.tables.blocks import Block, visible
 from brimful.tables.origins import where
-from brimful.tables.ragged import is_number, token_counts
+from brimful.tables.ragged import TOKENS, is_number, token_counts
 
 IntArray: TypeAlias = NDArray[np.int64]
 Size: TypeAlias = str | Callable[[Any], ArrayLike]
 """A column, or a function of an Arrow record batch of n rows that gives n whole numbers."""
 LengthColumn: TypeAlias = Size | Sequence[Size]
 """What users give: one, or several."""
-TOKENS: Final = "input_ids"
-"""What is planned over unless a user says something else."""
 
 
 def sizes_of(setting: str, given: Any) -> tuple[Size, ...]:

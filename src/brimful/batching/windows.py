@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.sizes import TOKENS, Size, name_of_size, sizes_at, sizes_in
+from brimful.batching.sizes import Size, name_of_size, sizes_at, sizes_in
 from brimful.batching.window import InTurn, PlanningWindow
 from brimful.core.counters import add_counts, again
 from brimful.core.facts import Facts, facts_of, following
@@ -34,7 +34,7 @@ from brimful.rows.columns import Choice
 from brimful.rows.pace import Patience
 from brimful.tables.blocks import Block, begins, visible
 from brimful.tables.checksums import checksums, in_state
-from brimful.tables.ragged import MASK, distinct, prompted, unmasked
+from brimful.tables.ragged import MASK, TOKENS, distinct, prompted, unmasked
 from brimful.tables.texts import TokenizedText, texts_in
 
 AUTO_BYTES: Final = 256 << 20

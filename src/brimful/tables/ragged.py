@@ -27,6 +27,7 @@ MASK: Final = "attention_mask"
 TOKEN_COLUMNS: Final = (MASK, "token_type_ids", "position_ids", "special_tokens_mask", LABELS, SHIFTED)
 """Those of these that there are go with the tokens, where the user names none."""
 TOKENS: Final = "input_ids"
+"""What is planned over, unless a user says something else."""
 COMPLETION: Final = "completion_mask"
 SIDE_COLUMNS: Final = (*TOKEN_COLUMNS, COMPLETION, "assistant_mask", "assistant_masks")
 """Those that go with the tokens of a side, whose prefix they have: `chosen_labels` with `chosen_input_ids`."""
