@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from brimful.core.own_keys import NUM_SIDES
 from brimful.plan.once import once
 from brimful.tables.ragged import COLUMN_KINDS, TOKEN_COLUMNS
 from brimful.tensors.structures import parts_of, with_parts
@@ -36,8 +37,9 @@ def splittable(batch: Any) -> SplittableBatch:
     - A list holds samples; so does a tensor, and any object that has a length and can be sliced.
 
     Raises:
-        ValueError: the columns disagree about the number of samples, or one with its kind, none has rows, a list may be either,
-            or packed rows lack their boundaries. When it is cut: a column may be of several kinds.
+        ValueError: the rows are sides of samples (layout="paired"), the columns disagree about the number of samples, or one with
+            its kind, none has rows, a list may be either, or packed rows lack their boundaries. When it is cut: a column may be
+            of several kinds.
         TypeError: a structure in which nobody can see the samples.
     Price: some microseconds; of packed and nested batches nothing is read before they are cut.
 
@@ -46,6 +48,11 @@ def splittable(batch: Any) -> SplittableBatch:
     [([[0, 1]], ['a']), ([[2, 3], [4, 5]], ['b', 'c'])]
     """
     if isinstance(batch, Mapping):
+        if NUM_SIDES in batch:
+            raise ValueError(
+                f"a batch of layout='paired' ({NUM_SIDES}={batch[NUM_SIDES]}) is not split between its rows, which the loss "
+                "compares. Make smaller batches. Or use layout='padded', and stack the sides in the step"
+            )
         bounds = next((name for name in BOUNDS if name in batch), None)
         if bounds is None and COLUMN_KINDS in batch:
             raise ValueError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from brimful.core.own_keys import NUM_ITEMS, WEIGHTS
+from brimful.core.own_keys import COUNTS, NUM_ITEMS, WEIGHTS
 from brimful.oom.parts import splittable
 from brimful.plan.errors import finite, logger, one_of
 from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, loss_labels
@@ -81,7 +81,7 @@ class Weights:
         if self._weigh != "auto" or not share:
             return part
         columns = columns_of(part)
-        new = {name: _times(columns[name], share) for name in NUM_ITEMS if columns.get(name) is not None}
+        new = {name: _times(columns[name], share) for name in COUNTS if columns.get(name) is not None}
         if not new:
             return part
         return with_values(part, new) if isinstance(part, Mapping) else part._replace(**new)
