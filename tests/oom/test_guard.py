@@ -717,6 +717,12 @@ def test_labels_are_found_at_the_top_in_each_form(form: str, weigh: Any) -> None
             {"x": torch.zeros(2), "more": ({"num_items_on_rank": 3},)},
             r"has 'num_items_on_rank' inside of 'more'",
         ),
+        (
+            "auto",
+            {"labels": torch.ones(2).long(), "num_items_on_rank": 3, "more": {"num_items_on_rank": 3}},
+            r"has 'num_items_on_rank' inside of 'more'",
+        ),
+        ("auto", ({"x": torch.zeros(2), "num_samples_in_batch": 3},), r"has 'num_samples_in_batch' inside of 0"),
         ("samples", ({"x": torch.zeros(2), "sample_weights": torch.ones(2)},), r"has 'sample_weights' inside of 0"),
         ("auto", [{"labels": [1]}, {"x": [1]}], r"of a list of 2 samples 1 have 'labels', and sample 1 has none"),
         (

@@ -96,10 +96,9 @@ class Limit(NamedTuple):
 
 
 class Limits:
-    """The most that is tried at once, in samples of padded batches, in tokens of packed and nested ones; only ever lowered.
+    """The most that is tried at once, in samples of padded batches, in tokens of packed and nested ones. It is only ever lowered.
 
-    A limit holds for samples up to a tenth smaller, as so many slots, and for all larger ones, as so many samples: at a greater
-    length no more of them fit.
+    A limit applies to samples at least 0.9 times as long: equal slots if shorter, equal rows if longer.
 
     >>> limits = Limits()
     >>> limits.learn("samples", (100,), 8)

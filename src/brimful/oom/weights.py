@@ -138,12 +138,13 @@ def _refuse_nested(batch: Any, weigh: str) -> None:
     Raises:
         ValueError: naming both.
     """
-    matter = {WEIGHTS} if weigh == "samples" else {LABELS, SHIFTED, WEIGHTS, *NUM_ITEMS}
+    at_top = {WEIGHTS} if weigh == "samples" else {LABELS, SHIFTED, WEIGHTS}
+    shared = COUNTS if weigh == "auto" else ()  # each of these, wherever it is, would have to be shared out
     for sample in batch if isinstance(batch, list) else [batch]:
         columns = columns_of(sample)
         for place, value in columns.items():
-            lost = [name for name in _names_in(value) if name in matter and columns.get(name) is None]
-            if lost:
+            names = [*_names_in(value)]
+            if lost := [one for one in names if one in shared or (one in at_top and columns.get(one) is None)]:
                 raise ValueError(
                     f"the batch has {lost[0]!r} inside of {place!r}, and weigh={weigh!r} looks for it at the top alone: say "
                     "weigh= a function of the batch to oom_guard, or give a batch without nested structures"
