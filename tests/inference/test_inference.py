@@ -434,7 +434,7 @@ def test_what_it_is_given_is_checked_at_once() -> None:
     with pytest.raises(TypeError, match=r"takes several texts \(got a single str\)"):
         map_batches_in_order(spelled, "text", 2)
     batches = bf.from_sequence(TEXTS).batch(2)
-    for one, name in ((batches, "Batches"), (batches.loader(), "Loader")):
+    for one, name in ((batches, "Batches"), (batches.loader(), "TorchLoader")):
         with pytest.raises(TypeError, match=rf"takes the samples \(got {name}\)\. Pass the data set and the policy: "):
             map_batches_in_order(spelled, one, 2)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="this data set repeats without end"):

@@ -21,7 +21,6 @@ from brimful.plan.balancing import in_turns, part_sums
 from brimful.plan.buckets import Rounding
 from brimful.plan.budget import divided, sample_costs, share
 from brimful.plan.errors import DataError, one_of
-from brimful.plan.once import once
 from brimful.plan.overlong import plan_with, split_long
 from brimful.plan.plan import joined, planned
 from brimful.plan.rounded import Rounded
@@ -195,7 +194,7 @@ class ByPolicy(BatchPlanner):
             keys=keys,
         )
 
-    @once
+    @property
     def _of_rows(self) -> Policy:
         return stacked(self.policy, self.sides)
 

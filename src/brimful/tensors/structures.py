@@ -21,6 +21,8 @@ def padded(rows: Unpadded) -> torch.Tensor:
 
     Price: a flat index of the padded shape, int64, while it is padded.
 
+    >>> import numpy as np
+    >>> from brimful.arrays.types import ColumnType
     >>> kind = ColumnType("int64", np.dtype("int64"), None)
     >>> starts, counts = torch.tensor([0, 2]), torch.tensor([2, 1])
     >>> padded(Unpadded(torch.tensor([5, 6, 7]), starts, counts, 3, -1, False, kind)).tolist()
