@@ -18,7 +18,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.core.own_keys import LOSS_WEIGHTS, SUM_OF_WEIGHTS
 from brimful.index.index import RowSpans
 from brimful.plan.errors import DataError, one_of
-from brimful.plan.once import once
+from brimful.plan.once import once, settings_of
 from brimful.tables.blocks import Block, with_origin
 from brimful.tables.objects import values_in
 from brimful.tables.origins import HIDDEN, where
@@ -95,6 +95,9 @@ class ColumnRules:
         for name in self.token_columns or ():
             if name in self.length_columns:
                 raise ValueError(f"{name!r} is a length column; it cannot be one of token_columns too")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     def follows(self, name: str) -> int | None:
         """The number of the length column that a list is cut, padded and packed with; None: it has a length of its own.
