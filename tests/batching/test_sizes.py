@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.batching.batch import Batch
+from brimful.store.index import StoreIndex
 from tests.effort import examples
 from tests.worlds import WORLDS, plans_by_step, taken_by_worlds
 
@@ -59,14 +60,17 @@ def ids(batch: Any) -> list[int]:
     return found
 
 
+def planned(way: str, streamed: bool) -> bf.Batches:
+    policy, how = WAYS[way]
+    data = DATA.stream() if streamed else DATA
+    return data.batch(policy, window=64, **how)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("streamed", [False, True])
 def test_batches_keep_to_all_limits_and_have_each_sample_once(way: str, streamed: bool) -> None:
-    policy, how = WAYS[way]
-    data = DATA.stream() if streamed else DATA
-    batches = data.batch(policy, window=64, **how)
     taken = []
-    with batches.iter() as it:
+    with planned(way, streamed).iter() as it:
         for batch in it:
             rows, width = batch["input_ids"].shape
             assert rows * width <= 256
@@ -74,7 +78,7 @@ def test_batches_keep_to_all_limits_and_have_each_sample_once(way: str, streamed
             assert rows <= 16
             assert width == batch["lengths"].max()
             taken += ids(batch)
-        (name,) = policy.total
+        (name,) = WAYS[way][0].total
         total = sum(row["num_patches"] for row in ROWS) * (2 if way == "function" else 1)
         assert it.stats.sizes == {"input_ids": sum(len(row["input_ids"]) for row in ROWS), name: total}
         assert it.stats.tokens == it.stats.sizes["input_ids"]
@@ -82,18 +86,14 @@ def test_batches_keep_to_all_limits_and_have_each_sample_once(way: str, streamed
 
 
 def test_all_ways_to_say_a_size_plan_the_same_batches() -> None:
-    plans = []
-    for policy, how in WAYS.values():
-        plans.append([batch.numbers.tolist() for batch in DATA.batch(policy, window=64, **how).plans()])
+    plans = [[batch.numbers.tolist() for batch in planned(way, streamed=False).plans()] for way in WAYS]
     assert plans[0] == plans[1] == plans[2]
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_state_resumes_to_the_same_batches(way: str, streamed: bool) -> None:
-    policy, how = WAYS[way]
-    data = DATA.stream() if streamed else DATA
-    batches = data.batch(policy, window=64, **how)
+    batches = planned(way, streamed)
     with batches.iter() as it:
         before = [ids(next(it)) for _ in range(7)]
         state = json.loads(json.dumps(it.state_dict()))
@@ -164,6 +164,34 @@ def test_a_function_is_asked_once_over_an_index_and_kept_beside_a_store(tmp_path
     other = bf.from_store(tmp_path / "store", shuffle=True).batch(policy, **how, length_version="2")
     assert [ids(batch) for batch in other] == first
     assert sum(CALLS) == 2 * len(ROWS), "but for another version"
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_number_column_of_a_store_is_read_a_window_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped: bool
+) -> None:
+    DATA.to_store(tmp_path / "store")
+    asked: list[int] = []
+    locate = StoreIndex.locate
+
+    def counting(self: StoreIndex, numbers: Any) -> Any:
+        asked.append(len(numbers))
+        return locate(self, numbers)
+
+    monkeypatch.setattr(StoreIndex, "locate", counting)
+    store = bf.from_store(tmp_path / "store", shuffle=mapped)
+    batches = store.batch(bf.MultiBudget(padded={"input_ids": 256}, total={"num_patches": 20}), window=40)
+    with batches.iter() as it:
+        next(it)
+        assert max(asked) <= 60, "of one window, to which a short last one may be joined"
+    assert sum(len(batch["id"]) for batch in batches) == len(ROWS)
+
+
+def test_a_window_of_which_nothing_is_left_has_no_batch() -> None:
+    rows = [{"input_ids": [1], "num_patches": 25}] * 3 + [{"input_ids": [1], "num_patches": 5}] * 3
+    for budget in (BUDGET, bf.MultiBudget(padded={"input_ids": 9}), bf.MultiBudget(total={"num_patches": 20})):
+        taken = bf.from_sequence(rows).batch(budget, window=3, overlong="drop")
+        assert sum(len(batch["input_ids"]) for batch in taken) == (3 if budget.total else 6)
 
 
 def test_bad_sizes_are_told_with_their_place() -> None:

@@ -29,7 +29,7 @@ from brimful.plan import Overlong, Policy, as_lengths
 from brimful.plan.errors import DataError, StateError, integer, logger, one_of
 from brimful.plan.once import once
 from brimful.plan.overlong import plan_with
-from brimful.plan.plan import is_policy
+from brimful.plan.plan import is_policy, sizes_by_name
 
 _ENOUGH = 10_000  # lengths by which a window is sized
 
@@ -125,10 +125,7 @@ class BatchSampler:
         one_of("overlong", overlong, *get_args(Overlong))
         self.policy, self.uneven = policy, uneven
         if isinstance(lengths, Mapping):
-            names = getattr(policy, "columns", None) or (*lengths,)
-            if {*names} != {*lengths}:
-                raise ValueError(f"the sizes are {', '.join(lengths)}, and the limits are of {', '.join(names)}")
-            lengths = np.stack([as_lengths(lengths[name]) for name in names], axis=1)
+            lengths = sizes_by_name(lengths, getattr(policy, "columns", None) or (*lengths,))
         values, longest = as_lengths(lengths), policy.max_length
         if overlong == "raise" and values.ndim == 1 and longest is not None and values.max(initial=0) > longest:
             plan_with(policy, values)  # which says which sample, and what to do

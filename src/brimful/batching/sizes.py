@@ -17,7 +17,7 @@ from brimful.index.index import Index
 from brimful.plan.errors import DataError, StageError, logger, name_of
 from brimful.tables.blocks import Block, visible
 from brimful.tables.origins import where
-from brimful.tables.ragged import TOKENS, is_number, token_counts
+from brimful.tables.ragged import TOKENS, array_of, is_number, token_counts
 
 IntArray: TypeAlias = NDArray[np.int64]
 Size: TypeAlias = str | Callable[[Any], ArrayLike]
@@ -72,23 +72,36 @@ def sizes_in(block: Block, sizes: Sequence[Size], required: bool) -> IntArray:
 
 
 def sizes_at(
-    index: Index, rows: Index, numbers: IntArray, sizes: Sequence[Size], required: bool, version: str | None = None
+    index: Index,
+    rows: Index,
+    numbers: IntArray,
+    sizes: Sequence[Size],
+    required: bool,
+    version: str | None = None,
+    *,
+    one_by_one: bool = False,
 ) -> IntArray:
-    """The sizes of rows of an index. Its lists have lengths that it knows; for anything else all rows are read once.
+    """The sizes of rows of an index. It knows the lengths of its lists, and its numbers are read with each window. For a function
+    all rows are read once; and for numbers too, where rows are made `one_by_one`.
 
     Args:
         rows: the same rows as functions get them, with all of their columns.
         version: of the functions: with it, what they say is kept beside a store.
     """
-    known = {one for one in sizes if isinstance(one, str) and not _is_number(index, one)}
-    if len(known) == len(sizes):
-        return np.asarray(index.lengths_at(numbers, [*map(str, sizes)], required), dtype=np.int64)
-    found = [
-        np.asarray(index.lengths_at(numbers, [one], required), dtype=np.int64)
-        if one in known and isinstance(one, str)
-        else _whole(rows, one, version)[numbers]
-        for one in sizes
-    ]
+
+    lists = [one for one in sizes if isinstance(one, str) and not _is_number(index, one)]
+    if len(lists) == len(sizes):
+        return np.asarray(index.lengths_at(numbers, lists, required), dtype=np.int64)
+
+    def of(one: Size) -> IntArray:
+        if one in lists:
+            return np.asarray(index.lengths_at(numbers, [str(one)], required), dtype=np.int64)
+        if not isinstance(one, str) or one_by_one:
+            return _whole(rows, one, version)[numbers]
+        block, places = rows.only([one]).locate(numbers)
+        return token_counts(block.take(array_of(places)), [one], required)
+
+    found = [*map(of, sizes)]
     return found[0] if len(found) == 1 else np.stack(found, axis=1)
 
 

@@ -267,7 +267,15 @@ class Planned(Windowed):
 
     def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         return sizes_at(
-            self._index, self.upstream.index, numbers, self.length_columns, self.lengths_required, self.length_version
+            *(
+                self._index,
+                self.upstream.index,
+                numbers,
+                self.length_columns,
+                self.lengths_required,
+                self.length_version,
+            ),
+            one_by_one=facts_of(self.upstream).one_by_one,
         )
 
     def _texts_at(self, numbers: NDArray[np.int64]) -> list[str] | None:

@@ -13,7 +13,7 @@ from brimful.plan.cut import plan_wide
 from brimful.plan.errors import check_count
 from brimful.plan.overlong import refuse_beyond
 from brimful.plan.pack import rows_within
-from brimful.plan.plan import IntArray, Plan, as_lengths, longest_of_each
+from brimful.plan.plan import IntArray, Plan, as_lengths, longest_of_each, sizes_by_name
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,10 @@ class MultiBudget:
             values, np.column_stack([lengths, totals]), {**self.padded, **self.total}, self.max_length, rounding
         )
         wide = isinstance(sizes, Mapping) or np.ndim(sizes) > 1
-        plan = self._cut(values, lengths, totals) if count else self._filled(values)
+        if count:
+            plan = self._cut(values, lengths, totals)
+        else:
+            plan = rows_within(values, values, [*self.total.values()], self.max_samples)
         return plan if wide else replace(plan, padded_lengths=plan.padded_lengths[:, 0])
 
     def divided(self, parts: int) -> MultiBudget:
@@ -143,20 +146,10 @@ class MultiBudget:
 
     def _values(self, sizes: ArrayLike | Mapping[str, ArrayLike]) -> IntArray:
         names = self.columns
-        if isinstance(sizes, Mapping):
-            if {*sizes} != {*names}:
-                raise ValueError(
-                    f"the sizes are {', '.join(map(str, sizes))}, and the limits are of {', '.join(names)}"
-                )
-            columns = [as_lengths(sizes[name]) for name in names]
-            if odd := [name for name, one in zip(names, columns) if one.shape != columns[0].shape]:
-                counts = f"{len(columns[0]):,} of {names[0]} and {len(columns[names.index(odd[0])]):,} of {odd[0]}"
-                raise ValueError(f"each sample has every size (got {counts})")
-            return np.stack(columns, axis=1)
-        values = as_lengths(sizes)
-        values = values[:, None] if values.ndim == 1 else values
+        given = sizes_by_name(sizes, names) if isinstance(sizes, Mapping) else as_lengths(sizes)
+        values = given[:, None] if given.ndim == 1 else given
         if values.shape[1] != len(names):
-            raise ValueError(f"the limits are of {len(names)} sizes, {', '.join(names)} (got shape {np.shape(sizes)})")
+            raise ValueError(f"the limits are of {len(names)} sizes, {', '.join(names)} (got shape {given.shape})")
         return values
 
     def _cut(self, values: IntArray, lengths: IntArray, totals: IntArray) -> Plan:
@@ -166,19 +159,12 @@ class MultiBudget:
             return min(samples, *(limit // width for limit, width in zip(limits, widths, strict=True)))
 
         plan = plan_wide(lengths, lengths, rows, totals, [*self.total.values()])
-        greatest = (
-            longest_of_each(totals, plan.numbers, plan.bounds) if len(values) and totals.size else totals[: len(plan)]
-        )
+        greatest = np.zeros((len(plan), totals.shape[1]), np.int64)
+        if totals.size:
+            greatest = longest_of_each(totals, plan.numbers, plan.bounds)
         return replace(
             plan,
-            padded_lengths=np.concatenate([plan.padded_lengths, greatest.reshape(len(plan), -1)], axis=1),
+            padded_lengths=np.column_stack([plan.padded_lengths, greatest]),
             tokens=int(values[:, : self.num_padded].sum()),
             num_padded=self.num_padded,
         )
-
-    def _filled(self, values: IntArray) -> Plan:
-        limits, columns = [*self.total.values()], values
-        if self.max_samples is not None:
-            limits.append(self.max_samples)
-            columns = np.column_stack([values, np.ones(len(values), np.int64)])
-        return rows_within(values, columns, limits)

@@ -129,10 +129,7 @@ class Packed:
         limits = {"tokens": self.row_length} | {name: row_limits[name] for name in self.limited}
         refuse_beyond(values, values, limits, self.max_length)
         slots = np.maximum(values, [1] + [0] * len(self.limited))
-        most = [*limits.values()]
-        if "samples" in row_limits:
-            slots, most = np.column_stack([slots, np.ones(len(slots), np.int64)]), [*most, row_limits["samples"]]
-        plan = rows_within(values, slots, most)
+        plan = rows_within(values, slots, [*limits.values()], row_limits.get("samples"))
         padded = np.column_stack([np.full(len(plan), self.row_length), plan.padded_lengths[:, 1:]])
         return replace(
             plan,
@@ -143,8 +140,10 @@ class Packed:
         )
 
 
-def rows_within(values: IntArray, sizes: IntArray, limits: Sequence[int]) -> Plan:
-    """The samples of each row by `fit_sizes`, with the greatest of their `values`."""
+def rows_within(values: IntArray, sizes: IntArray, limits: Sequence[int], max_samples: int | None) -> Plan:
+    """The samples of each row by `fit_sizes`, at most `max_samples`, with the greatest of their `values`."""
+    if max_samples is not None:
+        sizes, limits = np.column_stack([sizes, np.ones(len(sizes), np.int64)]), [*limits, max_samples]
     owners = fit_sizes(sizes, limits)
     order = np.argsort(owners, kind="stable")
     bounds = np.append(0, np.cumsum(np.bincount(owners)))

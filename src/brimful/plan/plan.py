@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, TypeGuard, runtime_checkable
@@ -271,6 +271,24 @@ def as_lengths(lengths: ArrayLike) -> IntArray:
         sample = int(np.nonzero(array < 0)[0][0])
         raise ValueError(f"lengths must not be negative (sample {sample:,} has {array[sample]})")
     return array
+
+
+def sizes_by_name(sizes: Mapping[str, ArrayLike], names: Sequence[str]) -> IntArray:
+    """Sizes by name, (n,) each, as one array (n, d) in the order of these names.
+
+    Raises:
+        ValueError: they have other names, or differ in how many samples they have.
+    Example:
+        >>> sizes_by_name({"edges": [9, 4], "nodes": [3, 2]}, ["nodes", "edges"]).tolist()
+        [[3, 9], [2, 4]]
+    """
+    if {*sizes} != {*names}:
+        raise ValueError(f"the sizes are {', '.join(map(str, sizes))}, and the limits are of {', '.join(names)}")
+    columns = [as_lengths(sizes[name]) for name in names]
+    if odd := [name for name, one in zip(names, columns) if one.shape != columns[0].shape]:
+        counts = f"{len(columns[0]):,} of {names[0]} and {len(columns[names.index(odd[0])]):,} of {odd[0]}"
+        raise ValueError(f"each sample has every size (got {counts})")
+    return np.stack(columns, axis=1)
 
 
 def one_length(lengths: ArrayLike, planner: str) -> IntArray:
