@@ -51,6 +51,23 @@ def forks_of(module: str) -> Iterator[Launch]:
             os.killpg(child.pid, signal.SIGKILL)
 
 
+def printed_by(example: str, world_size: int) -> list[str]:
+    """What an example prints, run as a user would: alone, or by each of several processes that torchrun would start."""
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "examples" / example)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment(rank, world_size, port) if world_size > 1 else {}),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    printed = [process.communicate(timeout=120)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * world_size
+    return printed
+
+
 def free_port() -> int:
     with socket.socket() as here:
         here.bind(("127.0.0.1", 0))

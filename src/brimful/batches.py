@@ -582,7 +582,9 @@ def batches_of(
     if weights is not None and not isinstance(weights, str):
         raise TypeError(f"sample_weight_column must be the name of a column of numbers (got {weights!r})")
     given = sizes_of("length_column", columns.length_column)
-    sizes, padded = (given, len(given)) if form.layout == "paired" else planner.sizes(given)
+    if form.layout == "paired":
+        planner = replace(cast(Any, planner), sides=len(given))
+    sizes, padded = planner.sizes(given)
     rules = _rules(known, sizes[:padded] or sizes[:1], columns, planner.packs, form.layout)
     pieces = cast(Any, planner.sizing).row_length if planner.overlong == "split" else 0
     rules = replace(rules, left_out=() if form.keep_text else texts, weights=weights, piece_length=pieces)
@@ -592,7 +594,6 @@ def batches_of(
             "layout='paired'",
             {name: {TOKENS: made} for name, made in data.tokenizers().items() if name in rules.length_columns},
         )
-        planner = replace(cast(Any, planner), sides=len(sides))
     if planner.truncate_side != "right":
         planner = replace(cast(Any, planner), token_columns=rules.aligned)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
@@ -612,16 +613,18 @@ def batches_of(
     if data.streamed_by:
         # a window that the user gave may end with a batch that is not full
         in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
-        first = planner.first_rows, planner.first_share
-        buffered = Buffered(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text, None, sides, *first)
-        windows = Ahead(replace(buffered, in_turn=in_turn), 1, "window")
+        first: dict[str, Any] = {"first": planner.first_rows, "first_share": planner.first_share}
+        buffered = Buffered(
+            *(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text), sides=sides, in_turn=in_turn, **first
+        )
+        windows = Ahead(buffered, 1, "window")
     else:
         fewest = GROUPS * group if group > 1 and batches is None else None
         windows = Planned(
             *(cast(Indexed, stage), rows, sizes, planner.needs_lengths, *sizing, unmasked, text),
-            columns.length_version,
-            sides,
-            fewest,
+            length_version=columns.length_version,
+            sides=sides,
+            fewest=fewest,
         )
     plans = PlannedWindows(
         windows,

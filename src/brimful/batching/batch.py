@@ -158,8 +158,7 @@ class PlannedWindow:
             values = np.column_stack([values, self.window.lengths.reshape(len(self.window), -1)[self.numbers, 1:]])
             begins = self.pieces.starts == 0
             values[~begins if self.left_out is None else ~begins | self.left_out, 1:] = 0
-        ends = np.concatenate([np.zeros((1, values.shape[1]), np.int64), np.cumsum(values, axis=0)])[self.bounds]
-        return list(map(tuple, (ends[1:] - ends[:-1]).tolist()))
+        return list(zip(*(self.sums(column).tolist() for column in values.T), strict=True))
 
     @once
     def num_samples(self) -> list[int]:

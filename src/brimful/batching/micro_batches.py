@@ -87,19 +87,3 @@ class MicroBatches(Stage[Batch]):
         counts = [labels or read(batch, self.labels_follow) for labels, batch in zip(known, step, strict=True)]
         none = NumLabels(0, 0)  # a filler asks for no label
         return [labels and (labels if batch.weight != 0 else none) for labels, batch in zip(counts, step)]
-
-
-def check_accumulation(batches: int | None, given: int, setting: str) -> None:
-    """Refuses a loop that adds up the gradients of another number of batches than an optimizer step has.
-
-    Args:
-        batches: `micro_batches` of what it reads; None: any number will do.
-        given, setting: the number that the loop was given, and the name of that setting.
-    Raises:
-        ValueError: naming both numbers.
-    """
-    if batches is not None and given != batches:
-        raise ValueError(
-            f"the batches are made for optimizer steps of {batches} (micro_batches={batches}), but gradients would be added up "
-            f"over {given} ({setting}={given}). Set {setting}={batches}, or make the batches with micro_batches={given}"
-        )

@@ -208,12 +208,11 @@ class UnmaskedIndex(View):
         lengths = self.base.lengths_at(numbers, columns, required)
         if self._masks is None or not len(numbers):
             return lengths
-        hidden = num_hidden(*self._masks.locate(numbers))
-        shown = np.maximum(
-            lengths.reshape(len(numbers), -1) - hidden[:, None], 0
-        )  # lists of two lengths: `locate` says so
-        cut = [name in self.columns for name in columns] or [True]
-        return np.where(cut, shown, lengths.reshape(len(numbers), -1)).reshape(lengths.shape)
+        by_column = lengths.reshape(len(numbers), -1)
+        hidden = num_hidden(*self._masks.locate(numbers))[:, None]
+        hides = [name in self.columns for name in columns] or [True]
+        # lists of two lengths: `locate` says so
+        return np.maximum(by_column - hidden * hides, 0).reshape(lengths.shape)
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         block, rows = self.base.locate(numbers)

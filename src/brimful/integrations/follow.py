@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, final
 
 from brimful.async_loader import AsyncLoader, stage_of
 from brimful.batching.facts import is_sharded
-from brimful.batching.micro_batches import check_accumulation
 from brimful.core.facts import facts_of
 from brimful.core.states import merge_states
 from brimful.loader import Loader
@@ -108,8 +107,12 @@ def accumulated(loaders: Iterable[Any], given: int, setting: str, *, may_set: bo
     made_for = [getattr(facts_of(stage_of(one)).batches, "micro_batches", None) for one in loaders]
     if given == 1 and may_set:
         given = next((number for number in made_for if number is not None), 1)
-    for number in made_for:
-        check_accumulation(number, given, setting)
+    for batches in made_for:
+        if batches is not None and given != batches:
+            raise ValueError(
+                f"the batches are made for optimizer steps of {batches} (micro_batches={batches}), but gradients would be added "
+                f"up over {given} ({setting}={given}). Set {setting}={batches}, or make the batches with micro_batches={given}"
+            )
     return given
 
 
