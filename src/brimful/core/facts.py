@@ -30,7 +30,8 @@ class Facts:
             reading a row or calling a function of the user's: an Arrow schema; None: not.
         row_schema: the columns and types that all its rows have; None where only the rows tell. It may read the first of them.
         num_rows: how many rows an epoch of indexed data has; None: not known.
-        num_items: how many items an epoch has, where that is known without reading: counted up to a number. None: not known.
+        num_items: how many items an epoch has, of planned windows how many batches, where that is known without reading: counted
+            up to a number. None: not known.
         ends: whether it has an end, as far as the description says it.
         streams: into how many streams it divides its data; None where it does not. Raises a ValueError where the sources of a
             mixture differ in that.
