@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -157,19 +157,14 @@ class Collated(Stage[Any]):
         """An item as it is handed on, counted."""
         batch, columns = one.batch, one.columns
         self.check(batch, item, columns)
-        follow = self.rules.labels_follow
-        known = [batch.num_labels, batch.num_labels_here]
-        if not any(known) and self.hides_labels(columns, item):
-            known[1] = read(batch, follow)
-        counts: dict[str, Any] = {}
-        for labels, *names in zip(known, NUM_ITEMS, NUM_SAMPLES, SUM_OF_WEIGHTS):
-            if labels is not None and (num_items := self._num_items(labels, columns)) is not None:
-                of_step = num_items, labels.samples, labels.weights
-                counts |= dict(zip(names if follow.weighs else names[:2], of_step))
+        known = batch.num_labels, batch.num_labels_here
+        if known == (None, None) and self.hides_labels(columns, item):
+            known = None, read(batch, self.rules.labels_follow)
+        counts = {} if known == (None, None) else self._counts(known, columns)
         if counts and batch.weight != 0:
             self.check_labels(batch, item, columns, next(iter(counts)))
         named = isinstance(item, (dict, MutableMapping))  # a dict is known sooner
-        if named and (weights := loss_weights(batch, follow)) is not None:
+        if named and (weights := loss_weights(batch, self.rules.labels_follow)) is not None:
             counts[LOSS_WEIGHTS] = np.append(weights, np.zeros(self.rows(batch) - len(weights)))
         made = _weigh(item, batch, columns, counts) if named and (batch.weight is not None or counts) else {}
         if run.made is not None:
@@ -181,6 +176,15 @@ class Collated(Stage[Any]):
             self.convert(item, self.rules, item if self.as_arrays else made)
         remember(item, batch, columns)
         return (batch, item) if self.with_batch else item
+
+    def _counts(self, known: Sequence[NumLabels | None], columns: WindowColumns) -> dict[str, Any]:
+        """By key, what is counted of the labels of a step: on all ranks, and on this one."""
+        counts: dict[str, Any] = {}
+        for labels, *names in zip(known, NUM_ITEMS, NUM_SAMPLES, SUM_OF_WEIGHTS):
+            if labels is not None and (num_items := self._num_items(labels, columns)) is not None:
+                of_step = num_items, labels.samples, labels.weights
+                counts |= dict(zip(names if self.rules.labels_follow.weighs else names[:2], of_step))
+        return counts
 
     def _num_items(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """How many labels of a step are trained on; None where it is not known, or padding may be taken for some."""
