@@ -284,7 +284,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a batch may be held while its buffers are filled again",
-        "brimful.integrations:refuse_static_buffers",
+        "brimful.core:refuse_static_buffers",
         does(),
         of("integrations/test_buffers", "test_whoever_holds_a_batch_while_the_next_is_made_refuses"),
     ),

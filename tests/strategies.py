@@ -85,7 +85,7 @@ from brimful.tables.origins import ORIGIN, origins
 from brimful.tables.ragged import EMPTY
 from brimful.tensors.bucketed import Bucketed, ToBuckets
 from brimful.tensors.collate_fn import CollatedBy, Collator
-from brimful.tensors.in_torch import InTorch
+from brimful.tensors.in_torch import in_torch
 from brimful.tensors.on_device import OnDevice
 from brimful.warmup import Synthetic
 
@@ -302,7 +302,7 @@ def files(draw: st.DrawFn, streams: bool = False) -> Make:
             token, rows = draw(st.sampled_from([pa.int32(), pa.int64()])), draw(st.sampled_from([1, 2, 5, 100]))
             urls.append(shard(by_columns(samples, extension, token, rows), extension))
             continue
-        text, worse = cbor_items(samples), [b"\x07", b"\xa1\x61a\x61\xff"]
+        text, worse = cbor_items(samples), [b"\x07", b"\xa1\x61a\x61\xff", b"\xa1\x61a\x1c"]
         if extension in LINES:
             ends = draw(st.sampled_from(["\n", "\r\n"]))
             text = json_lines(samples, draw(st.integers(0, 3)), ends, draw(st.booleans()))
@@ -848,18 +848,14 @@ def collated_by(collate_fn: Callable[[list[Sample]], Any], *token_columns: str) 
 def made_of(*token_columns: str) -> dict[str, SearchStrategy[Any]]:
     dtypes = st.sampled_from([{}, {"input_ids": "int32", "attention_mask": "bool"}])
     rules = st.builds(ColumnRules, st.just(("input_ids",)), st.just(token_columns), st.just({"input_ids": 9}), dtypes)
-    return {"rules": rules, "unlabelled": st.sampled_from(["keep", "drop"])}
-
-
-def in_torch(collated: SearchStrategy[Link]) -> SearchStrategy[Link]:
-    return st.builds(lambda link: lambda upstream: InTorch(link(upstream)), collated)
+    convert = st.sampled_from([None, in_torch])
+    return {"rules": rules, "unlabelled": st.sampled_from(["keep", "drop"]), "convert": convert}
 
 
 WITH_LABELS: Final = st.one_of(laid_out("labels"), collated_by(in_a_dict, "labels"))
 TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to what is trained on
     LaidOut: laid_out(),
     CollatedBy: collated_by(list),
-    InTorch: in_torch(st.one_of(laid_out(), collated_by(list))),
 }
 SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Unbatch: on(Unbatch)}  # rows to dicts
 STREAMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {

@@ -23,7 +23,7 @@ from brimful.loader import Loader, LoaderIterator
 from brimful.plan import uniform_buckets
 from brimful.plan.errors import check_bool, check_mapping, logger, one_of
 from brimful.tensors.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
-from brimful.tensors.on_device import OnDevice, StaticBuffers, numbered
+from brimful.tensors.on_device import OnDevice, StaticBuffers, check_tensors, numbered
 
 NUM_BUCKETS: Final = 8
 
@@ -118,6 +118,8 @@ class AsyncLoader:
         if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
             raise TypeError(f"loader must be an iterable of batches, such as a DataLoader (got {loader!r})")
         ours = isinstance(loader, Loader | AsyncLoader)
+        if isinstance(loader, Loader):
+            check_tensors(loader.batches.stage)
         self.loader = loader
         self.buckets: tuple[int, ...] = to_buckets.buckets
         loaded = Loaded(loader, passes_on=ours)
@@ -142,8 +144,7 @@ class AsyncLoader:
     def _loop(self, ahead: bool) -> Generator[Any, None, None]:
         if isinstance(self.loader, Loader | AsyncLoader):
             GUARD.loop_here().check_loader(self, followed=self._consumed.followed)
-        if facts_of(self._stage).static_buffers:
-            GUARD.loop_here().check_buffers()
+        GUARD.check_buffers(self._stage)
         if (place := self._consumed.left_at) is not None:
             self._go_back(place)
         loaded = self._loaded if self._loaded.passes_on else replace(self._loaded, begun=self._begin(), ended=[])
@@ -366,7 +367,8 @@ class Loaded(Stage[Any]):
     ended: list[None] | None = not_in_state(None)
 
     def facts(self, *inputs: Facts) -> Facts:
-        return following(self, static_buffers=self.passes_on and has_static_buffers(self.loader))
+        known = facts_of(stage_of(self.loader)) if self.passes_on else Facts()
+        return following(self, static_buffers=known.static_buffers, streams=known.streams, batches=known.batches)
 
     def start(self, epoch: int) -> State:
         try:
@@ -418,20 +420,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def innermost(loader: Any) -> Any:
-    """What AsyncLoaders, one around the other, read; anything else as it is."""
-    while isinstance(loader, AsyncLoader):
-        loader = loader.loader
-    return loader
-
-
-def micro_batches_of(loader: Any) -> int | None:
-    """How many batches of a loader are made for one optimizer step; None where nothing says."""
-    number: int | None = getattr(getattr(innermost(loader), "batches", None), "micro_batches", None)
-    return number
-
-
-def has_static_buffers(loader: Any) -> bool:
-    """Whether batches of a loader of ours, or Batches, come in tensors that later ones come in too."""
-    stage: Stage[Any] = loader._stage if isinstance(loader, AsyncLoader) else getattr(loader, "batches", loader).stage
-    return facts_of(stage).static_buffers
+def stage_of(given: Any) -> Stage[Any]:
+    """What makes the batches of a loader of ours, or of Batches."""
+    stage: Stage[Any] = given._stage if isinstance(given, AsyncLoader) else getattr(given, "batches", given).stage
+    return stage

@@ -13,6 +13,7 @@ from brimful.arrays.layout import Layout
 from brimful.arrays.nested import Nested
 from brimful.arrays.packed import PackedLayout
 from brimful.arrays.padded import Padded
+from brimful.arrays.types import BFLOAT16
 from brimful.batching.batch import Batch, Uneven
 from brimful.batching.facts import batch_facts, collated_of, planned_prefix
 from brimful.batching.items import EnumerateItems, MapItems, TakeItems
@@ -23,15 +24,16 @@ from brimful.batching.planners import BatchPlanner
 from brimful.batching.planning import Batched, PlannedWindows
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shared import shared, told
+from brimful.batching.sizes import LengthColumn, Size, name_of_size, sizes_of
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
-from brimful.core.facts import facts_of
+from brimful.core.facts import facts_of, verb_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
 from brimful.core.run import Run
-from brimful.core.stage import Stage, check_depth, running
+from brimful.core.stage import Stage, check_depth, running, with_inputs
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.indexed import Indexed
 from brimful.plan.buckets import Rounding
@@ -44,7 +46,7 @@ from brimful.tables.describe import as_html, as_text, described_chain
 from brimful.tables.ragged import is_labels
 from brimful.tables.texts import TokenizedText
 from brimful.tensors.collate_fn import CollatedBy, Collator
-from brimful.tensors.in_torch import InTorch
+from brimful.tensors.in_torch import in_torch
 
 if TYPE_CHECKING:
     import torch
@@ -113,8 +115,7 @@ class Batches:
                 ".shard(0, 1) if this is meant",
                 world_size,
             )
-        if facts_of(self.stage).static_buffers:
-            GUARD.loop_here().check_buffers()
+        GUARD.check_buffers(self.stage)
         with told(self.stage):
             return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch), run)
 
@@ -131,10 +132,9 @@ class Batches:
         >>> [[batch["input_ids"].item() for batch in loader] for epoch in range(2)]
         [[1, 2], [3, 1]]
         """
-        from brimful.loader import Loader
-
+        loader = _loader_of(self.stage)
         if steps_per_epoch is None:
-            return Loader(self)
+            return loader(self)
         steps = integer("steps_per_epoch", steps_per_epoch, 1, "step")
         if steps % (number := self.micro_batches or 1):
             whole = steps - steps % number
@@ -142,7 +142,7 @@ class Batches:
                 f"steps_per_epoch={steps:,} batches is not a multiple of micro_batches={number}. Trainers end an optimizer step "
                 f"with an epoch: give {f'{whole:,} or ' if whole else ''}{whole + number:,}"
             )
-        return Loader(replace(self, repeats=True), steps_per_epoch=steps)
+        return loader(replace(self, repeats=True), steps_per_epoch=steps)
 
     def shard(
         self,
@@ -183,7 +183,9 @@ class Batches:
             process_group: the torch.distributed group of the data-parallel ranks. Ranks that read streams must agree on
                 the end of the epoch. If you give rank and world_size, this may also be a torch.distributed.Store. The
                 ranks then agree through that store.
-            mesh: or a device mesh of one dimension, for example `mesh["dp"]` of a larger mesh.
+            mesh: or a device mesh. If it has several dimensions, their names say who shares the batches out: `dp`,
+                `fsdp`, `dp_replicate`, `dp_shard` and the like. Ranks that differ in `tp`, `cp`, `pp` and the like get
+                the same batches. With other names, pass the one dimension: `mesh["replicas"]`.
             uneven: the reaction to a step with too few batches. That is the last step of indexed data, or one after the
                 end of a stream. "pad" adds a filler: a real row again, with weight 0. "drop" leaves out the step and
                 all that follow. "wrap" takes the first batches of the epoch (of the stream, with streams). "raise"
@@ -349,6 +351,27 @@ class Batches:
         depth = integer("n", n, 1, "batch", most=1 << 16)
         return replace(self, stage=Ahead(self._endless, depth, "prefetch"), repeats=False)
 
+    def numpy(self) -> Batches:
+        """The batches as numpy arrays, for JAX and others: the same keys and values, and no torch is imported.
+
+        Types are the same, too: int64, unless `dtypes` says otherwise. Numbers such as `max_seqlen` stay ints, and lists
+        stay lists. A batch from a `collate_fn` stays as that function made it. Everything else works as before: states,
+        `shard`, `loader`, `prefetch`, `map`, `take`. A state does not know the difference, so a run with tensors may go on
+        with arrays. Call it before `map`, whose function then gets arrays.
+
+        Raises:
+            ValueError: `dtypes` asks for bfloat16, or the layout is "nested" or "grouped": numpy has neither. Or `map` or
+                `to_device` was called before.
+        Price: less than tensors cost: about .6 us saved for each.
+
+        >>> import brimful as bf
+        >>> batches = bf.from_sequence([[1, 2], [3]]).batch(2, dtypes={"input_ids": "int32"}).numpy()
+        >>> next(iter(batches))["input_ids"]
+        array([[1, 2],
+               [3, 0]], dtype=int32)
+        """
+        return self if collated_of(self.stage).convert is None else replace(self, stage=_in_numpy(self.stage))
+
     def to_device(
         self,
         device: str | int | torch.device,
@@ -381,8 +404,9 @@ class Batches:
             >>> next(iter(bf.from_sequence([{"input_ids": [3]}]).batch(1).to_device("meta")))["input_ids"].device.type
             'meta'
         """
-        from brimful.tensors.on_device import OnDevice, StaticBuffers, numbered
+        from brimful.tensors.on_device import OnDevice, StaticBuffers, check_tensors, numbered
 
+        check_tensors(self.stage)
         check_bool("pad_on_device", pad_on_device)
         check_bool("static_buffers", static_buffers)
         sent = self._unpadded() if pad_on_device else self
@@ -391,14 +415,13 @@ class Batches:
 
     def _unpadded(self) -> Batches:
         """Batches whose lists are padded by what comes next."""
-        collated = self.stage.upstream if isinstance(self.stage, InTorch) else None
-        layout = collated.layout.unpadded() if isinstance(collated, LaidOut) else None
+        layout = self.stage.layout.unpadded() if isinstance(self.stage, LaidOut) else None
         if layout is None:
             raise ValueError(
                 "pad_on_device needs brimful's own padded batches. Leave out collate_fn, other layouts and pack, and call map, "
                 "take, enumerate and prefetch after to_device"
             )
-        return replace(self, stage=InTorch(replace(cast(LaidOut, collated), layout=layout)))
+        return replace(self, stage=replace(cast(LaidOut, self.stage), layout=layout))
 
     def shapes(self, epoch: int = 0) -> dict[tuple[int, ...], int]:
         """Counts the shapes (rows, tokens) of an epoch's batches, the most frequent first. A compiler sees each of
@@ -481,10 +504,11 @@ class Batches:
 class ColumnSettings(NamedTuple):
     """Which columns there are in a batch; see `Dataset.batch`."""
 
-    length_column: str | tuple[str, str]
+    length_column: LengthColumn
     token_columns: Sequence[str] | None
     pad_values: Mapping[str, float] | None
     dtypes: Mapping[str, Any] | None
+    length_version: str | None = None
     sample_weight_column: str | None = None
 
 
@@ -547,7 +571,8 @@ def batches_of(
     weights = columns.sample_weight_column
     if weights is not None and not isinstance(weights, str):
         raise TypeError(f"sample_weight_column must be the name of a column of numbers (got {weights!r})")
-    rules = _rules(known, columns, planner.packs)
+    sizes, padded = planner.sizes(sizes_of("length_column", columns.length_column))
+    rules = _rules(known, sizes[:padded] or sizes[:1], columns, planner.packs)
     pieces = cast(Any, planner.sizing).row_length if planner.overlong == "split" else 0
     rules = replace(rules, left_out=() if form.keep_text else texts, weights=weights, piece_length=pieces)
     if planner.truncate_side != "right":
@@ -570,12 +595,14 @@ def batches_of(
         # a window that the user gave may end with a batch that is not full
         in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
         first = planner.first_rows, planner.first_share
-        buffered = Buffered(stage, rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, *first)
+        buffered = Buffered(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text, None, *first)
         windows = Ahead(replace(buffered, in_turn=in_turn), 1, "window")
     else:
         fewest = GROUPS * group if group > 1 and batches is None else None
         windows = Planned(
-            cast(Indexed, stage), rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, fewest
+            *(cast(Indexed, stage), rows, sizes, planner.needs_lengths, *sizing, unmasked, text),
+            columns.length_version,
+            fewest,
         )
     plans = PlannedWindows(
         windows,
@@ -595,7 +622,7 @@ def batches_of(
         planned = MicroBatches(planned, parts, rules.labels_follow)
     tokens = known.get(rules.length_columns[0])
     side = form.pad_side or (None if tokens is None else tokens.side) or "right"
-    return Batches(InTorch(_collated(planned, rules, form, planner, side, originals)), repeats)
+    return Batches(_collated(planned, rules, form, planner, side, originals), repeats)
 
 
 def _check_whole(planner: BatchPlanner, weights: str | None) -> None:
@@ -617,19 +644,19 @@ def _check_whole(planner: BatchPlanner, weights: str | None) -> None:
         )
 
 
-def _rules(known: Mapping[str, Padding], columns: ColumnSettings, packs: bool) -> ColumnRules:
-    lengths = names_of("length_column", columns.length_column)
+def _rules(known: Mapping[str, Padding], sizes: Sequence[Size], columns: ColumnSettings, packs: bool) -> ColumnRules:
+    lengths = tuple(map(name_of_size, sizes))
     tokens = None if columns.token_columns is None else names_of("token_columns", columns.token_columns)
-    if not lengths:
-        raise ValueError("length_column must name a column, or a pair of them (got none)")
     given = check_mapping("pad_values", columns.pad_values, "{'labels': -100}")
     if odd := [value for value in given.values() if not hasattr(value, "__float__")]:
         raise TypeError(f"pad_values must be numbers (got {odd[0]!r})")
     fills = {name: padding.id for name, padding in known.items() if padding.id is not None and not is_labels(name)}
     wanted = check_mapping("dtypes", columns.dtypes, "{'input_ids': 'int32'}")
     dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in wanted.items()}  # torch.int32 too
-    explicit = tuple(dict.fromkeys((*(lengths if lengths != ("input_ids",) else ()), *given, *dtypes)))
-    return ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs)
+    named = () if lengths == ("input_ids",) else [one for one in sizes if isinstance(one, str)]
+    explicit = tuple(dict.fromkeys((*named, *given, *dtypes)))
+    functions = tuple(name_of_size(one) for one in sizes if not isinstance(one, str))
+    return ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs, functions=functions)
 
 
 def _collated(
@@ -644,7 +671,7 @@ def _collated(
     one_of("pad_side", side, "right", "left")
     parallel = Parallel(form.max_workers, form.executor_type, prefetch_factor=1)
     collate_fn = form.collate_fn or (None if originals is None else originals.collate_fn)
-    given = planned, rules, planner.fewer_shapes, planner.verb, form.unlabelled
+    given = planned, rules, planner.fewer_shapes, planner.verb, form.unlabelled, in_torch
     if collate_fn is None:
         if parallel != Parallel(prefetch_factor=1):
             raise ValueError(
@@ -667,6 +694,42 @@ def _collated(
     take = "" if planner.shapes() else "take StaticShapes, "
     remedy = f"{take}have collate_fn pad to the buckets, and fill up the rows of StaticShapes"
     return replace(made, fewer_shapes=remedy)
+
+
+def _loader_of(stage: Stage[Any]) -> type[Loader]:
+    """The class of loaders of batches: one that torch knows, unless they stay arrays."""
+    if collated_of(stage).convert is None:
+        from brimful.loader import Loader
+
+        return Loader
+    from brimful.tensors.loader import TorchLoader
+
+    return TorchLoader
+
+
+def _in_numpy(stage: Stage[Any]) -> Stage[Any]:
+    """The chain whose batches stay arrays."""
+    if isinstance(stage, LaidOut):
+        if not stage.layout.in_numpy:
+            raise ValueError(
+                f"layout={stage.layout.name!r} makes tensors that only torch has. For numpy() choose layout='padded', or "
+                "pack(row_length)"
+            )
+        for name, dtype in stage.rules.dtypes.items():
+            if dtype == BFLOAT16:
+                raise ValueError(
+                    f"dtypes[{name!r}] is 'bfloat16', a type that numpy has not. Choose 'float32', and convert the array on the "
+                    "device, such as by jax.numpy.asarray(array, 'bfloat16')"
+                )
+    if isinstance(stage, Collated):
+        return replace(stage, convert=None)
+    if not isinstance(stage, TakeItems | EnumerateItems | Ahead | Repeat):
+        verb = verb_of(stage) or "to_device"
+        remedy = (
+            "Leave to_device() out: jax.device_put(batch) sends arrays" if verb == "to_device" else "Call numpy() first"
+        )
+        raise ValueError(f"numpy() was called after {verb}(), which takes tensors. {remedy}")
+    return with_inputs(stage, _in_numpy(stage.inputs[0]))
 
 
 def _layout(form: FormSettings, planner: BatchPlanner, side: str) -> Layout:

@@ -19,6 +19,7 @@ from brimful.batching.order import ShuffleBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shuffle import Shuffle
+from brimful.batching.sizes import LengthColumn
 from brimful.core.counters import OnError
 from brimful.core.facts import facts_of, shown, verb_of
 from brimful.core.iterator import ResumableIterator
@@ -141,9 +142,10 @@ class Dataset:
         >>> [[sample["text"] for sample in loader] for epoch in range(2)]
         [['a', 'b'], ['a', 'b']]
         """
-        from brimful.loader import Loader, Samples
+        from brimful.loader import Samples
+        from brimful.tensors.loader import TorchLoader
 
-        return Loader(Samples(self._samples, partial(len, self)))
+        return TorchLoader(Samples(self._samples, partial(len, self)))
 
     def __len__(self) -> int:
         raise TypeError(
@@ -957,7 +959,8 @@ class Dataset:
         overlong: Overlong = "raise",
         truncate_side: TruncateSide = "right",
         unlabelled: Unlabelled = "keep",
-        length_column: str | tuple[str, str] = "input_ids",
+        length_column: LengthColumn = "input_ids",
+        length_version: str | None = None,
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
         pad_side: Literal["right", "left"] | None = None,
@@ -1000,7 +1003,12 @@ class Dataset:
                 `len` and all other batches stay the same. The slots of the sample become padding, with `lengths` 0. A
                 collate_fn does not get the sample. A batch without any other sample is a filler (`weight` 0) where
                 batches carry `weight`. Elsewhere it is all padding, or a collate_fn gets all of its samples.
-            length_column: the list column whose lengths are planned over, or a pair of columns for (source, target).
+            length_column: what is planned over. A list column has its length as its size, a number column its value
+                (milliseconds, patches). A function gets an Arrow block of rows and returns a whole number for each.
+                Several of them make several sizes a sample, such as (source, target). A `MultiBudget` names its sizes
+                itself. Here you give only the functions among them, by their `__name__`.
+            length_version: a version of these functions. With it, what they say of the rows of a local store is kept
+                beside the store, and not asked again.
             token_columns: lists that are cut, padded and packed together with the first length column. In every row
                 they must have its length. By default, these are attention_mask, token_type_ids, position_ids,
                 special_tokens_mask and labels, if they exist. brimful pads other lists of numbers to their own longest
@@ -1081,7 +1089,8 @@ class Dataset:
         else:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets), truncate_side)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, sample_weight_column)
+        given = length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column
+        columns = ColumnSettings(*given)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, rows, columns, order, form)
@@ -1096,7 +1105,8 @@ class Dataset:
         overlong: Overlong = "raise",
         truncate_side: TruncateSide = "right",
         unlabelled: Unlabelled = "keep",
-        length_column: str | tuple[str, str] = "input_ids",
+        length_column: LengthColumn = "input_ids",
+        length_version: str | None = None,
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
         pad_side: Literal["right", "left"] | None = None,
@@ -1138,7 +1148,8 @@ class Dataset:
         """
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, sample_weight_column)
+        given = length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column
+        columns = ColumnSettings(*given)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         planner = ByPolicy(policy, overlong, truncate_side=truncate_side)
@@ -1155,7 +1166,8 @@ class Dataset:
         buckets: Sequence[int] | None = None,
         overlong: Literal["raise", "alone", "drop"] = "raise",
         unlabelled: Unlabelled = "keep",
-        length_column: str | tuple[str, str] = "input_ids",
+        length_column: LengthColumn = "input_ids",
+        length_version: str | None = None,
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
         pad_side: Literal["right", "left"] | None = None,
@@ -1201,7 +1213,8 @@ class Dataset:
         window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, sample_weight_column)
+        given = length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column
+        columns = ColumnSettings(*given)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
@@ -1215,7 +1228,9 @@ class Dataset:
         overlong: Literal["raise", "truncate", "drop", "split"] = "raise",
         truncate_side: TruncateSide = "right",
         unlabelled: Unlabelled = "keep",
-        length_column: str = "input_ids",
+        row_limits: Mapping[str, int] | None = None,
+        length_column: LengthColumn = "input_ids",
+        length_version: str | None = None,
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
         keep_text: bool = False,
@@ -1247,6 +1262,9 @@ class Dataset:
                 it into pieces). With "split" batches have `sample_loss_weights`, by which `bf.sample_mean` counts a
                 sample once, however many pieces it has.
             truncate_side: as for `batch`.
+            row_limits: the most of a row, by name: `{"num_patches": 1_024, "samples": 16}`. The names are those of list
+                columns (their length), number columns (their value), or functions in `length_column`. "samples" is the
+                number of samples. Rows with many limits are filled less than those with one.
             unlabelled: as for `batch`. With "split", each piece counts. Labels that packing leaves out do not count.
                 After "drop" the samples of a row still lie end to end, and the padding is at its end.
             balance_cost: the cost of a sample. Attention costs the square of each sample's length, so rows of equal
@@ -1275,9 +1293,11 @@ class Dataset:
         one_of("overlong", overlong, "raise", "truncate", "drop", "split")
         if balance_cost is not None:
             sample_cost("balance_cost", balance_cost)
-        policy, rows = Packed(row_length, balance_cost), integer("rows", rows, 1, "row")
+        policy = Packed(row_length, balance_cost, row_limits=row_limits)
+        rows = integer("rows", rows, 1, "row")
         planner = ByPacking(policy, rows, overlong, bool(shuffle_batches), truncate_side)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, sample_weight_column)
+        given = length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column
+        columns = ColumnSettings(*given)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)

@@ -17,8 +17,7 @@ import pyarrow as pa
 from brimful.batches import Batches
 from brimful.batching.batch import Batch, PlannedWindow
 from brimful.batching.window import PlanningWindow
-from brimful.core.above import GUARD
-from brimful.core.facts import facts_of
+from brimful.core.facts import facts_of, refuse_static_buffers
 from brimful.core.stage import Stage, State, running
 from brimful.dataset import Dataset
 from brimful.tables.blocks import concat
@@ -75,8 +74,7 @@ def assert_exact_resume(
     AssertionError: Letters, epoch 0, resumed after item 0 (state 0): item 1 is 'a' instead of 'b'
     """
     made = make()
-    if facts_of(made if isinstance(made, Stage) else made.stage).static_buffers:
-        GUARD.refuse_static_buffers("assert_exact_resume")
+    refuse_static_buffers(made if isinstance(made, Stage) else made.stage, "assert_exact_resume")
     if isinstance(made, Stage):
         for epoch in epochs:
             name = f"{type(made).__name__}, epoch {epoch}"

@@ -25,7 +25,6 @@ from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.plan.errors import integer, logger, one_of
-from brimful.tensors.in_torch import in_torch
 from brimful.tensors.on_device import OnDevice
 from brimful.tensors.structures import mapped, tensors_of
 
@@ -164,6 +163,11 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
     """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
     alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
     collated = collated_of(alone.stage)
+    if collated.convert is None:
+        raise ValueError(
+            "warm_up runs a step of torch, and these batches are numpy arrays. Call your step yourself, once for each of "
+            "batches.shapes(), or leave numpy() out"
+        )
     layout: Any = getattr(collated, "layout", None)
     if layout is not None and layout.varies:
         raise ValueError(
@@ -189,7 +193,7 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
             return with_inputs(collated, planned)
         if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
             return TakeItems(collated, 1)
-        padded = mapped(in_torch(collated)(pattern), lambda tensor: tensor)  # also where the device is to pad
+        padded = mapped(pattern, lambda tensor: tensor)  # also where the device is to pad
         return Synthetic(partial(like, padded, rules=collated.rules), tuple(shapes), known)
 
     above = with_synthetic(alone.stage, batches_like)

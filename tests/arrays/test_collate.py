@@ -839,11 +839,11 @@ def test_names_that_there_are_not_are_refused_before_they_do_nothing() -> None:
 @pytest.mark.parametrize(
     ("odd", "error", "message"),
     [
-        (lambda data: data.batch(2, length_column=()), ValueError, "length_column must name a column"),
+        (lambda data: data.batch(2, length_column=()), ValueError, "length_column must name at least 1 column"),
         (
             lambda data: data.batch(2, length_column=None),
             TypeError,
-            r"length_column takes names of columns \(got None\)",
+            r"length_column takes names of columns, or functions of a block of rows \(got None\)",
         ),
         (lambda data: data.batch(2, token_columns=["x", "x"]), ValueError, "token_columns names 'x' twice"),
         (lambda data: data.batch(2, buckets=5), TypeError, r"buckets takes lengths \(got 5\)"),

@@ -123,6 +123,22 @@ def resumed(folder: Path, kind: str) -> Any:
     return [trained, fit(kind, folder, path)]
 
 
+class Fails(Callback):
+    def on_train_batch_start(self, trainer: Any, module: Any, *arguments: Any) -> None:
+        if len(module.seen) == 2:
+            raise OSError("the cluster takes it back")
+
+
+def failed(folder: Path, kind: str) -> Any:
+    """How many ranks have a place in the checkpoint that is saved as training fails."""
+    saves = ModelCheckpoint(dirpath=folder, filename=kind, save_on_exception=True)
+    try:
+        fit(kind, folder, None, saves, Fails())
+    except OSError:
+        dist.barrier()
+    return len(torch.load(folder / f"{kind}.ckpt", weights_only=False)["brimful"]["ranks"])
+
+
 def unsharded(folder: Path) -> Any:
     rows = bf.from_sequence([{"input_ids": [1]}] * 4).batch(1)
     try:
@@ -134,5 +150,5 @@ def unsharded(folder: Path) -> Any:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     serve(
-        {job.__name__: job for job in (whole, killed, resumed, unsharded)}, "torch._dynamo"
+        {job.__name__: job for job in (whole, killed, resumed, failed, unsharded)}, "torch._dynamo"
     )  # optimizers and DDP import it

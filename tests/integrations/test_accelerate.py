@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import brimful as bf
-from brimful.integrations.guard import check_shared_out
+from brimful.integrations.follow import check_shared_out
 from tests.forks import Launch, forks_of
 from tests.integrations.unequal import batches, one, rows_of, write_shards
 

@@ -149,6 +149,22 @@ def test_every_validation_has_the_same_batches(folder: Path) -> None:
     assert seen == seen[:4] * (len(seen) // 4)
 
 
+def test_validations_of_so_many_steps_go_on_where_the_one_before_stopped(folder: Path) -> None:
+    def fitted(checkpoint: Path | None = None, *others: Callback) -> list[Any]:
+        model = child.Model()
+        validation = bf.from_sequence(rows_of(14), shuffle=True).batch(2).loader(steps_per_epoch=3)
+        settings = {"num_sanity_val_steps": 0, "val_check_interval": 2}
+        child.trainer(*others, **settings).fit(model, streamed(folder), validation, ckpt_path=checkpoint)
+        return [ids for ids, _ in model.validated]
+
+    unbroken = fitted(None, *child.saving(folder))
+    assert sorted(row for ids in unbroken[:7] for row in ids) == [*range(1, 15)], "an epoch of the data"
+    for path, _, validated in child.checkpoints(folder)[::3]:
+        rest = fitted(path)  # Lightning skips the validation that was due when it was saved
+        assert rest == unbroken[validated : validated + len(rest)], path.name
+        assert len(rest) in (len(unbroken) - validated, len(unbroken) - validated - 3), path.name
+
+
 def test_every_test_and_prediction_has_the_same_batches(folder: Path) -> None:
     class Reads(child.Model):
         def test_step(self, batch: Any, number: int) -> None:
@@ -316,6 +332,12 @@ def test_a_checkpoint_without_a_place_is_refused(folder: Path) -> None:
         bf.StateError, match=r"^this checkpoint was saved as one of several ranks failed, without the places"
     ):
         fit(streamed(folder), path)
+    saved["brimful"] = {"version": 1, "ranks": [{}] * 3}
+    torch.save(saved, path)
+    with pytest.raises(
+        bf.StateError, match=r"^this checkpoint has places of 3 ranks, each with .*, and there are 1; go"
+    ):
+        fit(streamed(folder), path)
 
 
 def test_steps_of_a_loader_that_is_made_anew_are_refused(folder: Path) -> None:
@@ -372,6 +394,13 @@ def test_two_processes_are_killed_and_go_on_as_two_and_as_one(ranks_of: Any, fol
     ((_, (alone, _)),) = ranks_of(1, "resumed", folder, kind)
     in_turn = [ids for step in zip(*(trained[steps:] for trained in unbroken)) for ((ids,), _) in step if ids]
     assert [ids for ((ids,), _) in alone if ids] == in_turn
+
+
+def test_where_a_rank_fails_others_are_not_waited_for_and_their_streams_have_no_place(
+    ranks_of: Any, folder: Path
+) -> None:
+    assert ranks_of(2, "failed", folder, "indexed") == [1, 1], "all ranks have the same place"
+    assert ranks_of(2, "failed", folder, "streamed") == [0, 0], "a resume from it is refused"
 
 
 def test_ranks_that_would_all_train_on_everything_are_refused(ranks_of: Any, folder: Path) -> None:

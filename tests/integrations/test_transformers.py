@@ -137,13 +137,13 @@ def test_an_optimizer_step_may_have_batches_of_two_epochs(ahead: bool) -> None:
     for taken, batch in enumerate(run, 1):
         assert batch["input_ids"].item() == whole[taken - 1]
         if taken % 4 == 0:
-            run.stepped()
+            run.follow.use()
         trained = taken - taken % 4
         again = steps()
-        again.loader.load_state_dict(run.state_dict())
+        again.follow.loader.load_state_dict(run.follow.loader.state_dict())
         assert [one["input_ids"].item() for one in islice(again, 9)] == whole[trained : trained + 9]
     run.close()
-    assert run.untrained == 0
+    assert run.follow.unused == 0
 
 
 @pytest.mark.parametrize("kind", ["indexed", "streamed"])
@@ -597,7 +597,10 @@ def test_epochs_of_streams_are_counted_once_or_told_by_the_data(
     with caplog.at_level(logging.WARNING, "brimful"):
         counted = run(tmp_path / "counted", streamed(tmp_path), num_train_epochs=1, save_steps=steps - 1)
         assert (
-            caplog.text.count("counting the steps of an epoch of Batches(from_files > shuffle > batch), by a pass") == 1
+            caplog.text.count(
+                "counting the steps of an epoch of Batches(from_files > shuffle > batch > shard), by a pass"
+            )
+            == 1
         )
         assert (len(counted.seen), counted.state.epoch) == (steps, 1.0)
         assert counted.num_examples(counted.get_train_dataloader()) == 18
@@ -749,7 +752,9 @@ def test_ways_of_parallelism_that_are_not_served_are_refused(tmp_path: Path) -> 
         ValueError, match=r"as 2 of them hold one copy of the model .* batches.shard\(rank, world_size\)"
     ):
         own_share("train_dataset", indexed(), 0, 4, 2)
-    with pytest.raises(ValueError, match=r"there are 2 processes, .* give it batches.shard\(\).loader\(\)"):
+    with pytest.raises(
+        ValueError, match=r"there are 2 processes, .* of train_dataset are .* say batches.shard\(\).loader\(\)"
+    ):
         own_share("train_dataset", indexed().loader(), 0, 2, 1)
 
 

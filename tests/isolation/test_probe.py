@@ -17,8 +17,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
 import brimful as bf
+from brimful.integrations.calls import CallGuard
 from brimful.isolation.call import packed_batch
-from brimful.isolation.guard import IsolationGuard
 from brimful.isolation.verdict import segments
 from brimful.testing import assert_isolated, isolation_report
 from tests.effort import times
@@ -538,7 +538,7 @@ def test_what_cannot_be_tried_is_said() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_model_of_torch_jit_is_left_as_it_is() -> None:
     model = torch.jit.script(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4)))
-    IsolationGuard().watch(model)
+    CallGuard("raise").watch(model)
     with pytest.raises(ValueError, match=r"was compiled by torch\.jit; give the model as it was before"):
         assert_isolated(model, {"input": torch.arange(9).view(1, 9)})
     assert model.training

@@ -253,14 +253,11 @@ def test_a_length_beyond_all_data_is_an_error_and_not_held_in_memory(
         (b"\x7f\x41a\xff", "error decoding text string: non-text string (major type 2) found in indefinite length text"),
         (b"\xf8\x01", "error decoding special value: invalid two-byte sequence for simple value"),
         (b"\xdf", "error decoding semantic tag: indefinite length not allowed here"),
-        (b"\xa1\x61a\x61\xff", "error decoding text string: 'utf-8' codec can't decode byte 0xff"),
-        (b"\xa2\x61a\x01\x61a\x02", "error decoding map: Duplicate map key: 'a'"),
-        (b"\xa1\x61a\xc0\x61x", "error decoding string-form datetime: "),
-        (b"\xa1\x61a" + b"\x81" * 500 + b"\x01", "maximum container nesting depth (400) exceeded"),
-        (items({"a": cbor2.CBORTag(0, "2020-01-02T03:04:05")}), "error decoding string-form datetime: "),
+        (b"\xa1\x61a\x82\x61\xff\x1d", "error decoding text string: 'utf-8' codec can't decode byte 0xff"),
+        (b"\xa1\x61a" + b"\x81" * 20_000 + b"\x01", "maximum container nesting depth (400) exceeded"),
     ],
 )  # fmt: skip
-def test_an_item_that_cbor2_refuses_ends_the_shard_after_its_rows(
+def test_an_item_that_is_not_well_formed_ends_the_shard_after_its_rows(
     item: bytes, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = items({"a": 1, "b": "x"}, {"a": 2, "b": "y"})
@@ -280,6 +277,66 @@ def test_an_item_that_cbor2_refuses_ends_the_shard_after_its_rows(
     assert (it.stats["skipped"], it.stats["skipped_shards"]) == (1, 1)
 
 
+INVALID = [
+    (b"\xa1\x61a\x61\xff", "error decoding text string: 'utf-8' codec can't decode byte 0xff"),
+    (b"\xa1\x61a\x63\xed\xa0\xbd", "error decoding text string: 'utf-8' codec can't decode byte 0xed"),
+    (b"\xbf\x61a\x7f\x61\xc3\x61\xa9\xff\xff", "error decoding text string: "),
+    (b"\xa2\x61a\x01\x61a\x02", "error decoding map: Duplicate map key: 'a'"),
+    (b"\xa1\x61a\xc0\x61x", "error decoding string-form datetime: "),
+    (b"\xa1\x61a\xd9\x03\xec\x6a2020-13-01", "error decoding string-form date: "),
+    (b"\xa1\x61a" + b"\x81" * 500 + b"\x01", "maximum container nesting depth (400) exceeded"),
+    (items({"a": cbor2.CBORTag(0, "2020-01-02T03:04:05")}), "error decoding string-form datetime: "),
+]
+
+
+@pytest.mark.parametrize(("item", "why"), INVALID)
+def test_a_well_formed_item_that_cbor2_refuses_costs_itself_alone(
+    item: bytes, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = write(tmp_path / "a.cbor", items({"a": 1}) + item + items({"a": 2}))
+    for size in (4, 1 << 20):
+        monkeypatch.setattr("brimful.sources.cbor.BUFFER_BYTES", size)
+        it = bf.from_files(url).iter()
+        assert next(it) == {"a": 1}
+        with pytest.raises(bf.DataError) as error:
+            next(it)
+        assert str(error.value).startswith(f"shard a.cbor, row 2: {why}")
+        assert str(error.value).endswith(" at byte 4")
+        it = bf.from_files(url, on_error="skip").iter()
+        assert list(it) == [{"a": 1}, {"a": 2}]
+        assert (it.stats["skipped"], it.stats["skipped_shards"]) == (1, 0)
+    assert f"skipped: shard a.cbor, row 2: {why}" in caplog.text
+
+
+@given(
+    st.lists(st.sampled_from([item for item, _ in INVALID] + [b"\x07"]) | rows.map(cbor2.dumps), max_size=9),
+    st.sampled_from([4, 64, 1 << 20]),
+)
+@examples(60)
+def test_each_item_is_a_row_or_is_skipped_alone_and_reading_goes_on_after_any_row(some: list[bytes], size: int) -> None:
+    bad = [item[0] == 7 or item in dict(INVALID) for item in some]
+    with small(4, size):
+        found = outcome(CBOR, b"".join(some), SCHEMA)
+        assert (len(found.rows), found.skipped, found.error) == (bad.count(False), bad.count(True), None)
+        assert [row["a"] for row in found.rows] == [
+            cbor2.loads(item)["a"] for item, odd in zip(some, bad, strict=True) if not odd
+        ]
+        for number, at in enumerate(found.positions):
+            resumed = outcome(CBOR, b"".join(some), SCHEMA, at=at, forward_only=number % 2 == 0)
+            assert (resumed.rows, resumed.error) == (found.rows[number + 1 :], None)
+
+
+def test_the_tag_that_says_this_is_cbor_means_nothing_else(tmp_path: Path) -> None:
+    """Many files begin with it (RFC 8949, 3.4.6)."""
+    tag = bytes.fromhex("d9d9f7")
+    data = tag + items({"a": 1, "b": {"p": [1]}}) + tag + tag + items({"a": 2}) + b"\xa1\x61b" + tag + items({"q": [2]})
+    assert list(bf.from_files(write(tmp_path / "a.cbor", data))) == [
+        {"a": 1, "b": {"p": [1]}},
+        {"a": 2, "b": None},
+        {"a": None, "b": {"q": [2]}},
+    ]
+
+
 WRITTEN = [
     {
         "a": 7 * number,
@@ -296,11 +353,13 @@ FIRST = [sum(len(items(row)) for row in WRITTEN[:count]) for count in range(6)]
 FULL = infer(WRITTEN)
 
 
+NO_MEANING = dict.fromkeys(range(70_000), lambda *_: None)
+
+
 def taken(data: bytes) -> tuple[int, bool]:
-    """How many items cbor2 takes one by one, and whether these are all."""
+    """How many items cbor2 takes one by one where it does not look at what they mean, and whether these are all."""
     file = io.BytesIO(data)
-    shared = dict.fromkeys((28, 29), lambda *_: None)
-    decoder = cbor2.CBORDecoder(file, allow_duplicate_keys=False, semantic_decoders=shared)
+    decoder = cbor2.CBORDecoder(file, str_errors="replace", semantic_decoders=NO_MEANING)
     count = 0
     while file.tell() < len(data):
         try:

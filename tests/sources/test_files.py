@@ -23,7 +23,7 @@ from brimful.sources.forward import Records
 from brimful.sources.jsonl import JsonLines
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
-from tests.shards import compressed, threads_left, watched, write
+from tests.shards import compressed, threads_left, watched, write, write_table
 
 BOM = b"\xef\xbb\xbf"
 ENDINGS = [".jsonl", ".jsonl.gz", ".jsonl.zst"]
@@ -722,3 +722,43 @@ def test_a_bad_record_of_a_file_that_was_written_to_is_an_error_of_the_file(
     assert "were written to after it had been opened" in caplog.text
     assert "invalid JSON" not in caplog.text
     assert it.stats["skipped_shards"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "lists"), [(kind, lists) for kind in ("jsonl", "cbor", "parquet", "arrow") for lists in (False, True)]
+)
+def test_integers_that_no_64_bits_have_together_come_through_by_the_type_that_the_error_names(
+    tmp_path: Path, kind: str, lists: bool
+) -> None:
+    urls, values = [], []
+    for name, numbers in (("a", [-5, 2**62, None]), ("b", [2**64 - 1, 7])):
+        own = pa.int64() if name == "a" else pa.uint64()
+        some = [[number] for number in numbers] if lists else numbers
+        table = pa.table({"n": pa.array(some, pa.list_(own) if lists else own)})
+        values += table["n"].to_pylist()
+        path, rows = tmp_path / f"{name}.{kind}", table.to_pylist()
+        if kind in ("parquet", "arrow"):
+            urls.append(write_table(path, table))
+        elif kind == "jsonl":
+            urls.append(write(path, rows))
+        else:
+            urls.append(write(path, b"".join(map(pytest.importorskip("cbor2").dumps, rows))))
+    asked = "pa.list_(pa.uint64())" if lists else "'uint64'"
+    with pytest.raises(bf.DataError, match=rf"^shard b\.{kind}, (row|line) 1: column 'n' is .*int64>? by .*") as error:
+        list(bf.from_files(urls, n_active_shards=1))
+    assert f"say its type in schema= ('n': {asked}, or 'json' if others are negative)" in str(error.value)
+
+    def make() -> bf.Dataset:
+        return bf.from_files(urls, schema={"n": "json"}, n_active_shards=1)
+
+    assert [row["n"] for row in make()] == values
+    assert_exact_resume(make)
+
+
+def test_integers_that_no_64_bits_have_together_are_text_in_csv(tmp_path: Path) -> None:
+    urls = [write(tmp_path / "a.csv", b"n,m\n-5,1\n"), write(tmp_path / "b.csv", b"n,m\n18446744073709551615,2\n")]
+    asked = r"say its type in schema= \('n': 'uint64', or 'string' if others are negative\)"
+    with pytest.raises(bf.DataError, match=rf"^shard b\.csv, line 2: column 'n' is int64 .* here; {asked}"):
+        list(bf.from_files(urls, n_active_shards=1))
+    found = bf.from_files(urls, schema={"n": pa.string(), "m": pa.int64()}, n_active_shards=1)
+    assert [row["n"] for row in found] == ["-5", "18446744073709551615"]

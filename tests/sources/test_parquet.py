@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -123,20 +124,25 @@ def varint(number: int) -> bytes:
     return found + bytes([number])
 
 
-@pytest.mark.parametrize("said", [300, 499, 501, 700])
-def test_a_row_group_of_other_rows_than_its_footer_says_is_refused_wherever_reading_begins(
-    tmp_path: Path, said: int
-) -> None:
-    """Arrow leaves rows out without a word where the footer says fewer."""
-    path = Path(write_table(tmp_path / "a.parquet", numbered(900), 500))
+def saying(path: Path, said: int, url: Path) -> Path:
+    """A file of 900 rows, the footer of which says another number of rows for the first row group than 500."""
     data = path.read_bytes()
     size = int.from_bytes(data[-8:-4], "little")
     footer = data[-8 - size : -8]
     for have, says, after in ((500, said, b"\x26"), (900, said + 400, b"\x19")):  # of the row group, and of the file
         assert footer.count(varint(have) + after) == 1
         footer = footer.replace(varint(have) + after, varint(says) + after)
-    other = tmp_path / "b.parquet"
-    other.write_bytes(data[: -8 - size] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    url.write_bytes(data[: -8 - size] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    return url
+
+
+@pytest.mark.parametrize("said", [300, 499, 501, 700])
+def test_a_row_group_of_other_rows_than_its_footer_says_is_refused_wherever_reading_begins(
+    tmp_path: Path, said: int
+) -> None:
+    """Arrow leaves rows out without a word where the footer says fewer."""
+    path = Path(write_table(tmp_path / "a.parquet", numbered(900), 500))
+    other = saying(path, said, tmp_path / "b.parquet")
     message = (
         rf"row group 0 has 500 rows in a column, and its footer says {said}; the shard is damaged\. Write it anew$"
     )
@@ -155,3 +161,57 @@ def test_a_row_group_of_other_rows_than_its_footer_says_is_refused_wherever_read
         with pytest.raises(bf.DataError, match=rf"^shard a\.parquet, row \d+: {message}"):
             seen.extend(row["id"] for row in bf.from_files(path).iter(state, allow={"urls"}))
     assert seen == list(range(250))
+
+
+OF_LISTS = {
+    "lists": pa.list_(pa.int64()),
+    "lists of lists": pa.large_list(pa.list_(pa.int64())),
+    "structs": pa.struct({"a": pa.list_(pa.int64()), "b": pa.list_(pa.int64())}),
+    "maps": pa.map_(pa.int64(), pa.list_(pa.int64())),
+    "fixed lists": pa.list_(pa.list_(pa.int64()), 1),
+}
+
+
+def value_of(kind: pa.DataType, number: int) -> Any:
+    """Also nulls and empty lists, which have one place in the file each."""
+    if number % 7 == 0:
+        return None
+    if pa.types.is_integer(kind):
+        return number
+    if pa.types.is_struct(kind):
+        return {name: value_of(kind.field(name).type, number) for name in kind.names}
+    if pa.types.is_map(kind):
+        return [(key, value_of(kind.item_type, number + key)) for key in range(number % 3)]
+    count = 1 if pa.types.is_fixed_size_list(kind) else number % 4
+    return [value_of(kind.value_type, number + place) for place in range(count)]
+
+
+@pytest.mark.parametrize("name", OF_LISTS)
+@pytest.mark.parametrize("said", [0, 300, 499, 501])
+def test_rows_beyond_the_footer_are_seen_where_all_columns_have_lists(tmp_path: Path, name: str, said: int) -> None:
+    values = pa.array([value_of(OF_LISTS[name], number) for number in range(900)], OF_LISTS[name])
+    table = pa.table({"x": values, "y": pa.array([[number] for number in range(900)])})
+    path = Path(write_table(tmp_path / "a.parquet", table, 500))
+    assert [row["y"][0] for row in bf.from_files(path)] == list(range(900))
+    other = saying(path, said, tmp_path / "b.parquet")
+    told = "500 rows, and its" if said > 500 else rf"more rows than the {said} that its"
+    place = rf"^shard b\.parquet, row {min(said, 500) + 1}: row group 0"
+    message = rf"{place} has {told} footer says.*; the shard is damaged\. Write it anew$"
+
+    def refused(it: Iterator[Any], states: list[Any]) -> None:
+        with pytest.raises(bf.DataError, match=message):
+            states.extend(it.state_dict() for _ in it)  # type: ignore[attr-defined]
+
+    with small(100):
+        for columns in (None, ["x"], ["y"]):
+            it = bf.from_files(other, columns=columns).iter()
+            states = [it.state_dict()]
+            refused(it, states)
+            assert len(states) == min(said, 500) + 1
+            for after in {0, len(states) // 2, len(states) - 1}:
+                rest: list[Any] = []
+                refused(bf.from_files(other, columns=columns).iter(states[after]), rest)
+                assert rest == states[after + 1 :]
+        it = bf.from_files([other, path], columns=["y"], n_active_shards=1, on_error="skip").iter()
+        assert [row["y"][0] for row in it] == [*range(min(said, 500)), *range(900)]
+        assert it.stats["skipped_shards"] == 1

@@ -215,7 +215,7 @@ def test_a_filter_says_that_it_reads_all_rows(path: Path, caplog: pytest.LogCapt
         kept(path)
     said = [record.getMessage() for record in caplog.records]
     assert said[:2] == ["filter(is_odd) reads all 100 samples once", "filter(is_odd) keeps 50 of 100 samples"]
-    assert said[2].endswith("says which of 100 samples are kept")
+    assert said[2].endswith("has the answers for 100 samples")
 
 
 def test_long_work_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,14 +121,14 @@ WAYS: Final[dict[str, tuple[Way, str, str]]] = {
     "rows": (
         rows,
         "from_iterable failed at row {count}: column 'x' is {wanted} by the schema but {value} here; return one type in every "
-        "sample",
+        "sample{own}",
         "from_iterable failed at row 1,024: key 'z' is not in the schema (x), which the first 1,000 rows decide "
         "where none is given; return it in every sample, None where there is nothing to say",
     ),
     "files": (
         files,
-        "shard a.rows, row {line}: column 'x' is {wanted} by the schema but {value} here; say its type in schema=, or leave "
-        "the column out with columns=",
+        "shard a.rows, row {line}: column 'x' is {wanted} by the schema but {value} here; say its type in schema={asked}, or "
+        "leave the column out with columns=",
         "shard a.rows, row 1: key 'z' is not in the schema (x), which the first 1,000 rows decide where none is "
         "given; name it in schema=, or leave the column out with columns=",
     ),
@@ -166,14 +166,21 @@ CASES: Final = {
     "the same": Case(INT, pa.array([1, 2]), fits=ALL),
     "null": Case(INT, pa.nulls(2), fits=ALL),
     "a narrower type": Case(pa.array([1], pa.int8()), pa.array([1, 2]), fits=ALL),
-    "a number too large": Case(pa.array([1], pa.int8()), pa.array([1, 300]), 1, asked="int64"),
+    "a number too large": Case(pa.array([1], pa.int8()), pa.array([1, 300]), 1, asked="'int64'"),
     "whole floats": Case(INT, pa.array([1.0, 2.0]), fits="joined map_blocks tables store"),
     "floats": Case(INT, pa.array([1.5, 2.0])),
+    "integers above 2^63": Case(INT, pa.array([7, 2**63], pa.uint64()), 1, asked="'uint64', or 'json' if others are negative",
+        told=dict.fromkeys(["rows", "files"], "'x' is int64 by the schema but an integer here (9,223,372,036,854,775,808 is")),
+    "integers below 0": Case(
+        pa.array([1], pa.uint64()), pa.array([7, -7]), 1, asked="'int64', or 'json' if others are beyond it"
+    ),
+    "lists of integers above 2^63": Case(INTS, pa.array([[7], [2**63]], pa.list_(pa.uint64())), 1,
+        asked="pa.list_(pa.uint64()), or 'json' if others are negative"),
     "integers": Case(FLOAT, pa.array([1, 2]), fits=ALL),
     "an integer that is rounded": Case(
-        FLOAT, pa.array([1, 2**53 + 1]), 1, value="the integer 9007199254740993, which it would round,"
+        FLOAT, pa.array([1, 2**53 + 1]), 1, value="the integer 9007199254740993, which it would round,", asked="'json'"
     ),
-    "a float beyond its type": Case(pa.array([0.5], pa.float32()), pa.array([1.0, 1e300]), 1, asked="double"),
+    "a float beyond its type": Case(pa.array([0.5], pa.float32()), pa.array([1.0, 1e300]), 1, asked="'double'"),
     "text for a number": Case(INT, pa.array(["1", "2"])),
     "a number for text": Case(TEXT, pa.array([1, 2])),
     "large text": Case(TEXT, pa.array(["a", "b"], pa.large_string()), fits=ALL),
@@ -184,12 +191,13 @@ CASES: Final = {
     "a day for a time": Case(pa.array([NOON]), pa.array([DAY.date(), DAY.date()])),
     "a time between seconds": Case(pa.array([DAY], pa.timestamp("s")), pa.array([DAY, NOON]), 1),
     "a decimal": Case(pa.array([Decimal("1.5")]), pa.array([Decimal("2.5"), Decimal("1.25")]), 1),
-    "a list too large": Case(pa.array([[1]], pa.list_(pa.int8())), pa.array([[1], [300]]), 1),
+    "a list too large": Case(pa.array([[1]], pa.list_(pa.int8())), pa.array([[1], [300]]), 1, asked="pa.list_(pa.int64())"),
     "lists": Case(pa.array([[1]], pa.list_(pa.int8())), pa.array([[1], None], pa.large_list(pa.int64())), fits=ALL),
     "empty lists": Case(INTS, pa.array([[], None]), fits=ALL),
     "a number for a list": Case(INTS, pa.array([1, 2])),
     "a part of lists": Case(
-        pa.array([[1]], pa.list_(pa.int8())), pa.array([[300], [1], [400], [300]]).slice(1, 2), 1
+        pa.array([[1]], pa.list_(pa.int8())), pa.array([[300], [1], [400], [300]]).slice(1, 2), 1,
+        asked="pa.list_(pa.int64())"
     ),
     "a key more": Case(
         pa.array([{"a": 1}]),
@@ -240,7 +248,8 @@ def test_a_column_fits_the_type_before_it_or_is_an_error_with_both(name: str, wa
         "wanted": type_name(case.first.type),
         "row": case.row,
         "line": case.row + 1,
-        "asked": f" ('x': '{case.asked}')" if case.asked else "",
+        "asked": f" ('x': {case.asked})" if case.asked else "",
+        "own": f", or say it in this method's own schema= ('x': {case.asked})" if case.asked else "",
         "count": f"{FIRST + case.row:,}",
     }
     expected_words = re.escape(words.format(why="WHY", **facts)).replace("WHY", "(.+|)")

@@ -37,6 +37,8 @@ def kind_of(*values: Any) -> pa.DataType:
         ([[{"b": 1, "d": (1,)}], [{"b": 2.5}]], pa.list_(pa.struct([("b", FLOAT), ("d", pa.list_(INT))]))),
         ([[[None]], [[]]], pa.list_(pa.list_(INT))),
         ([1, 2**63], pa.uint64()),
+        ([[1], None, [], [2**63]], pa.list_(pa.uint64())),
+        ([[[2**63]], [[]]], pa.list_(pa.list_(pa.uint64()))),
         ([np.array([1, 2]), np.array([3])], pa.list_(INT)),
     ],
 )
@@ -52,6 +54,12 @@ def test_a_column_has_the_type_that_holds_all_first_values(values: list[Any], ki
         ([True, 1], pa.bool_()),
         ([[1], 1], pa.list_(INT)),
         ([1, 10**30], INT),
+        (["x", b"x"], TEXT),
+        ([["x"], [b"x"], 1], pa.list_(TEXT)),
+        ([datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2, 3), 1], pa.date32()),
+        ([1, "x", 2**63], pa.uint64()),
+        ([1, "x", 2**63, -1], INT),
+        ([[1], "x", [2**63]], pa.list_(pa.uint64())),
         (["\ud800", 1], INT),
         ([{"b": b"x"}, {"b": "x"}, {"c": 1}], pa.struct([("b", pa.binary()), ("c", INT)])),
     ],
@@ -115,7 +123,7 @@ REMEDY = "; say its type in schema=, or leave the column out with columns="
         (
             {"a": 2**63},
             "column 'a' is int64 by the schema but an integer here (9,223,372,036,854,775,808 is beyond int64); "
-            "say its type in schema= ('a': pa.uint64()), or leave the column out with columns=",
+            "say its type in schema= ('a': 'uint64', or 'json' if others are negative), or leave the column out with columns=",
         ),
         (
             {"a": {"b": b""}},
@@ -132,7 +140,16 @@ REMEDY = "; say its type in schema=, or leave the column out with columns="
             "kinds); say its type in schema= ('t': 'json'), or leave the column out with columns=",
         ),
         ({"t": [1, 2.5]}, "column 't' is list<item: int32> by the schema but list<item: double> here" + REMEDY),
-        ({"t": [2**40]}, "column 't' is list<item: int32> by the schema but list<item: int64> here" + REMEDY),
+        (
+            {"t": [2**40]},
+            "column 't' is list<item: int32> by the schema but list<item: int64> here; say its type in schema= "
+            "('t': pa.list_(pa.int64())), or leave the column out with columns=",
+        ),
+        (
+            {"t": [2**63, -1]},
+            "column 't' is list<item: int32> by the schema but list that no column can hold here (no type of 64 bits has all "
+            "its integers); say its type in schema= ('t': 'json'), or leave the column out with columns=",
+        ),
         ({"t": 1}, "column 't' is list<item: int32> by the schema but int64 here" + REMEDY),
         (
             {"s": {"b": 1.5}},

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -41,6 +41,7 @@ from brimful.tables.origins import where
 from brimful.tables.ragged import COLUMN_KINDS, LABELS, NOT_TRAINED_ON, loss_labels
 from brimful.tables.texts import schema_without
 
+Convert: TypeAlias = Callable[[MutableMapping[str, Any], ColumnRules, Iterable[str]], None]
 Unlabelled = Literal["keep", "drop", "raise"]
 """What becomes of a sample without a label to train on, once its batch is planned."""
 
@@ -62,6 +63,7 @@ class Collated(Stage[Any]):
 
     Args:
         fewer_shapes: how the user, who wants so few shapes that a compiler can keep up, gets fewer: `.stats` warns of too many.
+        convert: puts a framework's tensors in place of the arrays of a batch that have one of some names; None: they stay arrays.
         with_batch: an item is a pair of the batch, as integers, and what is made of it.
     """
 
@@ -74,11 +76,13 @@ class Collated(Stage[Any]):
     fewer_shapes: str = not_in_state("")
     verb: str = not_in_state("batch")
     unlabelled: Unlabelled = not_in_state("keep")
+    convert: Convert | None = not_in_state(None)
     with_batch: bool = not_in_state(False)
 
     def facts(self, *inputs: Facts) -> Facts:
         schema = columns_by(inputs[0], lambda below: schema_without(below, self.rules.left_out))
-        found = following(self, *inputs, seam="passes", schema=schema)
+        ours = {"functions": inputs[0].functions, "from_index": inputs[0].from_index}
+        found = following(self, *inputs, seam="passes", schema=schema, **ours)
         return with_batches(found, collated=self, left_out=self.rules.left_out)
 
     def settings(self) -> dict[str, Any]:
@@ -153,7 +157,6 @@ class Collated(Stage[Any]):
         """An item as it is handed on, counted."""
         batch, columns = one.batch, one.columns
         self.check(batch, item, columns)
-        remember(item, batch, columns)
         follow = self.rules.labels_follow
         known = [batch.num_labels, batch.num_labels_here]
         if not any(known) and self.hides_labels(columns, item):
@@ -161,19 +164,22 @@ class Collated(Stage[Any]):
         counts: dict[str, Any] = {}
         for labels, *names in zip(known, NUM_ITEMS, NUM_SAMPLES, SUM_OF_WEIGHTS):
             if labels is not None and (num_items := self._num_items(labels, columns)) is not None:
-                made = num_items, labels.samples, labels.weights
-                counts |= dict(zip(names if follow.weighs else names[:2], made))
+                found = num_items, labels.samples, labels.weights
+                counts |= dict(zip(names if follow.weighs else names[:2], found))
         if counts and batch.weight != 0:
             self.check_labels(batch, item, columns, next(iter(counts)))
-        if isinstance(item, (dict, MutableMapping)):  # a dict is known sooner
-            if (weights := loss_weights(batch, follow)) is not None:
-                counts[LOSS_WEIGHTS] = np.append(weights, np.zeros(self.rows(batch) - len(weights)))
-            if batch.weight is not None or counts:
-                _weigh(item, batch, columns, counts)
         if run.made is not None:
             shape, slots = self.shape(batch, item, columns)
             samples, tokens = (0, 0) if batch.weight == 0 else (batch.num_samples, batch.num_tokens)
-            run.made.append(Made(samples, tokens, slots, shape, self.fewer_shapes, one.unlabelled, one.example))
+            sizes = batch.totals if samples else {}
+            run.made.append(Made(samples, tokens, slots, shape, self.fewer_shapes, one.unlabelled, one.example, sizes))
+        if isinstance(item, (dict, MutableMapping)):  # a dict is known sooner
+            if (weights := loss_weights(batch, follow)) is not None:
+                counts[LOSS_WEIGHTS] = np.append(weights, np.zeros(self.rows(batch) - len(weights)))
+            made = {} if batch.weight is None and not counts else _weigh(item, batch, columns, counts)
+            if self.convert is not None:
+                self.convert(item, self.rules, item if self.as_arrays else made)
+        remember(item, batch, columns)
         return (batch, item) if self.with_batch else item
 
     def _num_items(self, known: NumLabels, columns: WindowColumns) -> int | None:
@@ -218,9 +224,11 @@ class LaidOut(Collated):
         self.layout.check_labels(batch, item, columns, number)
 
 
-def _weigh(item: MutableMapping[str, Any], batch: Batch, columns: WindowColumns, counts: Mapping[str, Any]) -> None:
-    """Puts into a batch what says how much it weighs: of a data-parallel rank `weight` and `is_filler`, and `ends_step` where
-    that is known. A filler asks for no label, and its `sample_weights` are 0.
+def _weigh(
+    item: MutableMapping[str, Any], batch: Batch, columns: WindowColumns, counts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Puts into a batch what says how much it weighs, and returns it: of a data-parallel rank `weight` and `is_filler`, and
+    `ends_step` where that is known. A filler asks for no label, and its `sample_weights` are 0.
 
     `counts`, of the whole step's labels that are trained on, and of its samples, are () int64, and sums of weights () float64:
     arrays, as they go to the device with the batch, and a compiled step does not take each new value for a constant. A number
@@ -240,10 +248,12 @@ def _weigh(item: MutableMapping[str, Any], batch: Batch, columns: WindowColumns,
             f"collate_fn returns {clash[0]!r}, and batches of ranks or optimizer steps hold something of that name; give it "
             "another one"
         )
+    made |= {
+        name: np.array(count) if isinstance(count, int) else columns.made(name, np.asarray(count))
+        for name, count in counts.items()
+        if name not in item
+    }
     item.update(made)
-    for name, count in counts.items():
-        if name not in item:
-            item[name] = np.array(count) if isinstance(count, int) else columns.made(name, np.asarray(count))
     if LOSS_WEIGHTS in counts and COLUMN_KINDS in item:
         item[COLUMN_KINDS][LOSS_WEIGHTS] = "pieces"
     if batch.weight == 0:
@@ -253,6 +263,7 @@ def _weigh(item: MutableMapping[str, Any], batch: Batch, columns: WindowColumns,
             item[WEIGHTS] = np.zeros_like(weights)
         elif hasattr(weights, "new_zeros"):  # of torch
             item[WEIGHTS] = weights.new_zeros(weights.shape)
+    return made
 
 
 def _unlabelled(batch: Batch, place: int, unlabelled: Unlabelled) -> str:

@@ -67,6 +67,7 @@ class ColumnRules:
         packs: several samples lie in a row, from which tokens are left out that `attention_mask` hides: it goes with the tokens
             whether or not it is named.
         left_out: columns of text that was tokenized.
+        functions: those of the length columns that are no columns, but functions of the user's.
         weights, piece_length: see `LabelsFollow`.
     """
 
@@ -77,6 +78,7 @@ class ColumnRules:
     explicit: tuple[str, ...] = field(default=(), metadata={"runtime": True})
     packs: bool = field(default=False, metadata={"runtime": True})
     left_out: tuple[str, ...] = field(default=(), metadata={"runtime": True})
+    functions: tuple[str, ...] = field(default=(), metadata={"runtime": True})
     weights: str | None = field(default=None, metadata={"runtime": True})
     piece_length: int = field(default=0, metadata={"runtime": True})
 
@@ -98,12 +100,20 @@ class ColumnRules:
             return self.length_columns.index(name)
         return 0 if name in self.token_aligned_columns else None
 
+    def lists_among(self, fields: Mapping[str, pa.Field]) -> tuple[int, ...]:
+        """The numbers of the length columns that are lists; none where one is not among the columns."""
+        there = [name in fields or name in self.functions for name in self.length_columns]
+        if not all(there):
+            return ()
+        names = enumerate(self.length_columns)
+        return tuple(number for number, name in names if name in fields and is_number_list(fields[name].type))
+
     @property
     def labels_follow(self) -> LabelsFollow:
         """How labels are counted."""
         as_numbers = tuple(name for name in (LABELS, SHIFTED) if "int" not in self.dtypes.get(name, "int64"))
         return LabelsFollow(
-            *(self.follows(LABELS), self.follows(SHIFTED), self.length_columns, as_numbers),
+            *(self.follows(LABELS), self.follows(SHIFTED), self.length_columns, as_numbers, self.functions),
             weights=self.weights,
             piece_length=self.piece_length,
         )
@@ -214,12 +224,14 @@ class WindowColumns:
     """The columns of a window that users see, looked up once for all of its batches.
 
     Args:
-        given: the length columns; none where not all of them are there.
+        given: the length columns, those of lists; none where not all length columns are there.
+        at: which of the sizes that are planned over each of them has.
         labels: how those that a loss is taken over are counted; None where there are none.
     """
 
     lengths: IntArray
     given: tuple[str, ...]
+    at: tuple[int, ...]
     all: tuple[ListColumn | StackedColumn | ObjectColumn, ...]
     rules: ColumnRules
     labels: LossLabels | None
@@ -230,7 +242,11 @@ class WindowColumns:
         if not self.given and batch.plan.pieces is None:
             return []
         sizes = batch.plan.sizes[batch.span]
-        return [sizes] if sizes.ndim == 1 else list(sizes.T)
+        return [sizes] if sizes.ndim == 1 else [sizes[:, number] for number in self.at]
+
+    def widths(self, batch: Batch) -> tuple[int, ...]:
+        """What the samples of a batch are padded to, by length column."""
+        return tuple(batch.widths[number] for number in self.at)
 
     def hides_labels(self, by_row: bool) -> bool:
         """Whether labels count as one a sample, and the arrays of a batch do not show it: lists of integers, which may be taken
@@ -355,22 +371,28 @@ def columns_of(window: PlanningWindow, rules: ColumnRules, as_arrays: bool = Tru
     left_out = texts_in(schema, rules.left_out)
     fields = {one.name: one for one in schema if not one.name.startswith(HIDDEN) and one.name not in left_out}
     _check_names(fields, rules)
-    given = rules.length_columns if set(rules.length_columns) <= fields.keys() else ()
-    if given:
+    at = rules.lists_among(fields)
+    if at:
         _check_token_columns(fields, rules)
-    follows = {name: rules.follows(name) if given else None for name in fields}
-    found = (_column(window, one, rules, follows[name], as_arrays) for name, one in fields.items())
+    follows = {name: at.index(own) if (own := rules.follows(name)) in at else None for name in fields}
+    found = (_column(window, one, rules, follows[name], as_arrays, at) for name, one in fields.items())
     labels = labels_of(schema, rules.packs, rules.labels_follow)
-    return WindowColumns(window.lengths, given, tuple(found), rules, labels)
+    given = tuple(rules.length_columns[number] for number in at)
+    return WindowColumns(window.lengths, given, at, tuple(found), rules, labels)
 
 
 def _column(
-    window: PlanningWindow, field: pa.Field, rules: ColumnRules, follows: int | None, as_arrays: bool
+    window: PlanningWindow,
+    field: pa.Field,
+    rules: ColumnRules,
+    follows: int | None,
+    as_arrays: bool,
+    at: tuple[int, ...],
 ) -> ListColumn | StackedColumn | ObjectColumn:
     name, kind = field.name, field.type
     fixed = _shape_of(kind) is not None
     if is_number_list(kind) and (follows is not None or (as_arrays and not fixed)):
-        return _lists(window, field, rules, follows)
+        return _lists(window, field, rules, follows, at)
     if as_arrays and fixed:
         return _stacked(window, field, rules)
     if as_arrays and _is_ragged_array(kind):
@@ -397,11 +419,13 @@ def _check_token_columns(fields: Mapping[str, pa.Field], rules: ColumnRules) -> 
             raise ValueError(f"token_columns names {name!r}, which is no list of numbers ({fields[name].type})")
 
 
-def _lists(window: PlanningWindow, field: pa.Field, rules: ColumnRules, follows: int | None) -> ListColumn:
+def _lists(
+    window: PlanningWindow, field: pa.Field, rules: ColumnRules, follows: int | None, at: tuple[int, ...]
+) -> ListColumn:
     name = field.name
     values, starts, counts = _spans(window, field) if window.spans is None else window.spans[name]
     if follows is not None:
-        expected = window.lengths.reshape(len(window), -1)[:, follows]
+        expected = window.lengths.reshape(len(window), -1)[:, at[follows]]
         differ = np.flatnonzero(counts != expected)
         if len(differ):
             raise _unequal(window, rules, name, counts, expected, int(differ[0]))

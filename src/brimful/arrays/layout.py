@@ -53,8 +53,12 @@ class Layout(ABC):
 
 def planned_shape(batch: Batch, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
     """The shape of a batch by its plan, and how many slots for tokens there are."""
-    shape = batch.plan.shapes[batch.place]
-    return shape, shape[0] * sum(shape[1:]) if columns.given or batch.num_tokens else 0
+    rows, *widths = batch.plan.shapes[batch.place]
+    padded = widths[: batch.plan.num_padded]
+    if not padded and not columns.given:  # what is summed has no padding
+        return (rows, *widths[1:]), batch.num_tokens
+    padded = padded or [*columns.widths(batch)]
+    return (rows, *padded), rows * sum(padded) if columns.given or batch.num_tokens else 0
 
 
 def put(out: MutableMapping[str, Any], **made: Any) -> None:

@@ -48,7 +48,7 @@ class Padded(Layout):
 
     def item(self, batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         numbers, left = batch.numbers, self.left
-        real, (size, *widths) = len(numbers), batch.plan.shapes[batch.place]
+        real, size, widths = len(numbers), batch.padded_size, columns.widths(batch)
         if size > real:
             batch = batch.of(np.concatenate((np.arange(real), np.zeros(size - real, np.int64))), size)
             numbers = batch.numbers

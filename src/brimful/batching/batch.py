@@ -63,6 +63,7 @@ class PlannedWindow:
         bounds: where in `numbers` each batch begins, and the last one ends, int64 (len + 1,).
         padded_lengths: of each batch in tokens, int64 (len,), or (len, d) for several lengths a sample.
         padded_sizes: rows of its tensors, int64 (len,); more than its samples where it is filled up to a static shape.
+        num_padded: how many of the d lengths are padded, the first ones, and not summed; None: all.
         pieces: of packed rows; None where each sample has a row of its own.
         static: whether its shape is one of few that a compiler knows, which a filler keeps.
         key: of the window's random choices; `keys`: the numbers, int64 (len,), by which those of each batch differ.
@@ -75,6 +76,7 @@ class PlannedWindow:
     bounds: IntArray
     padded_lengths: IntArray
     padded_sizes: IntArray
+    num_padded: int | None = None
     pieces: PackedPieces | None = None
     static: bool = False
     key: int = 0
@@ -146,7 +148,18 @@ class PlannedWindow:
     @once
     def num_tokens(self) -> list[int]:
         """The tokens of each batch, as cut."""
-        return _numbers(self.sums(self.sizes if self.sizes.ndim == 1 else self.sizes.sum(axis=1)))
+        return _numbers(self.sums(widths(self.sizes, 1 if self.num_padded == 0 else self.num_padded)))
+
+    @once
+    def totals(self) -> list[tuple[int, ...]]:
+        """The sums of all sizes that each batch was planned by, as its samples are cut; of packed rows where samples begin."""
+        values = self.sizes.reshape(len(self.numbers), -1)
+        if self.pieces is not None:
+            values = np.column_stack([values, self.window.lengths.reshape(len(self.window), -1)[self.numbers, 1:]])
+            begins = self.pieces.starts == 0
+            values[~begins if self.left_out is None else ~begins | self.left_out, 1:] = 0
+        ends = np.concatenate([np.zeros((1, values.shape[1]), np.int64), np.cumsum(values, axis=0)])[self.bounds]
+        return list(map(tuple, (ends[1:] - ends[:-1]).tolist()))
 
     @once
     def num_samples(self) -> list[int]:
@@ -159,7 +172,7 @@ class PlannedWindow:
     def costs(self, cost: SampleCost) -> NDArray[np.float64]:
         """What each batch costs, float64 (len,): its slots, padded as they are; of packed rows the sum over its pieces."""
         if self.pieces is None:
-            return self.padded_sizes * sample_costs(widths(self.padded_lengths), cost, "balance_cost")
+            return self.padded_sizes * sample_costs(widths(self.padded_lengths, self.num_padded), cost, "balance_cost")
         batch_of = np.repeat(np.arange(len(self)), np.diff(self.bounds))
         return part_sums(batch_of, sample_costs(self.pieces.lengths, cost, "balance_cost"), len(self))
 
@@ -250,6 +263,12 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens of its samples, or pieces, as cut."""
         return self.plan.num_tokens[self.place]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The sum of each size that it was planned by, as its samples are cut; none where these are the tokens alone."""
+        names = self.window.sizes
+        return dict(zip(names, self.plan.totals[self.place])) if names else {}
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -26,7 +26,6 @@ class BatchFacts:
         micro_batches: how many batches an optimizer step has; None where nothing says.
         collated: the stage that makes the batches, which knows the rules for their columns and their layout.
         left_out: columns of rows that batches do not have, as their text was tokenized.
-        in_torch: whether tensors are made of their arrays.
     """
 
     planned: Stage[Any]
@@ -38,7 +37,6 @@ class BatchFacts:
     micro_batches: int | None = None
     collated: Any = None
     left_out: tuple[str, ...] = ()
-    in_torch: bool = False
 
 
 def batch_facts(stage: Stage[Any]) -> BatchFacts:

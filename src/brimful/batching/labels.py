@@ -38,6 +38,7 @@ class LabelsFollow(NamedTuple):
             lengths of their own, and are not cut.
         lengths: the length columns. Where one is missing, nothing is cut. Packing makes labels of the first where there are none.
         as_numbers: those of the two that become tensors of fractions or truth values, of which -100 is one.
+        functions: those of the length columns that are functions of the user's.
         weights: the column that says what a sample counts for in a mean over samples; None: each counts for 1.
         piece_length: where packing splits samples, the most tokens of a piece; else 0.
     """
@@ -46,6 +47,7 @@ class LabelsFollow(NamedTuple):
     shifted: int | None = None
     lengths: tuple[str, ...] = (TOKENS,)
     as_numbers: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
     weights: str | None = None
     piece_length: int = 0
 
@@ -53,6 +55,12 @@ class LabelsFollow(NamedTuple):
     def weighs(self) -> bool:
         """Whether samples, or pieces, may count for something else than 1 in a mean over samples."""
         return self.weights is not None or self.piece_length > 0
+
+    def is_cut_with(self, schema: pa.Schema, number: int) -> bool:
+        """Whether all length columns are there, and this one is a list."""
+        name = self.lengths[number]
+        there = {*self.lengths} <= {*schema.names, *self.functions}
+        return there and name in schema.names and is_list(schema.field(name).type)
 
 
 class LossLabels(NamedTuple):
@@ -87,7 +95,8 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> LossLabel
     while is_list(kind):
         kind, depth = kind.value_type, depth + 1
     follows = follow.shifted if name == SHIFTED else follow.labels
-    follows = follows if {*follow.lengths} <= {*schema.names} else None
+    if follows is not None and not follow.is_cut_with(schema, follows):
+        follows = None
     if pa.types.is_integer(kind) and depth == 1 and (follows is not None or TOKENS not in follow.lengths):
         return LossLabels(name, "token", follows)
     if pa.types.is_integer(kind) and depth < 2 and name not in follow.as_numbers:

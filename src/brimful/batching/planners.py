@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.batch import PackedPieces, PlannedWindow
+from brimful.batching.sizes import Size, name_of_size, named_sizes
 from brimful.batching.window import PlanningWindow
 from brimful.core.counters import count
 from brimful.core.header import described
@@ -105,6 +106,10 @@ class BatchPlanner(ABC):
             return ""
         return "take fewer buckets" if self.shapes() else "take StaticShapes, whose rows do not vary, fewer buckets"
 
+    def sizes(self, given: tuple[Size, ...]) -> tuple[tuple[Size, ...], int]:
+        """What is planned over, where a user gave that as length columns, and how many of these are padded: the first ones."""
+        return given, len(given)
+
     @abstractmethod
     def batches(self, window: PlanningWindow, key: int) -> PlannedWindow:
         """The window's batches, in the order of their cost."""
@@ -156,6 +161,14 @@ class ByPolicy(BatchPlanner):
     def settings(self) -> dict[str, Any]:
         return {"policy": described(self.policy), **_cut(self), **_rounding(self.rounding)}
 
+    def sizes(self, given: tuple[Size, ...]) -> tuple[tuple[Size, ...], int]:
+        names: tuple[str, ...] | None = getattr(self.policy, "columns", None)
+        if names is None:
+            return given, len(given)
+        if self.rounding is not None:
+            raise ValueError(f"{type(self.policy).__name__} rounds its padded sizes itself: give it pad_to_multiple_of")
+        return named_sizes(names, given), getattr(self.policy, "num_padded", len(names))
+
     def batches(self, window: PlanningWindow, key: int) -> PlannedWindow:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
         plan = _placed(window, policy, self.overlong, self.parts)
@@ -164,7 +177,15 @@ class ByPolicy(BatchPlanner):
         static = self.shapes() is not None
         keys = None if window.turn is None else window.turn.first + np.arange(len(plan))
         return PlannedWindow(
-            window, plan.numbers, plan.bounds, plan.padded_lengths, rows, static=static, key=key, keys=keys
+            window,
+            plan.numbers,
+            plan.bounds,
+            plan.padded_lengths,
+            rows,
+            num_padded=plan.num_padded,
+            static=static,
+            key=key,
+            keys=keys,
         )
 
     def divided(self, parts: int) -> ByPolicy:
@@ -206,14 +227,26 @@ class ByPacking(BatchPlanner):
         return [(self.num_rows, self.policy.row_length)]
 
     def settings(self) -> dict[str, Any]:
-        return {"row_length": self.policy.row_length, "rows": self.num_rows, **_cut(self)}
+        limits = {} if self.policy.row_limits is None else {"row_limits": self.policy.row_limits}
+        return {"row_length": self.policy.row_length, "rows": self.num_rows, **limits, **_cut(self)}
+
+    def sizes(self, given: tuple[Size, ...]) -> tuple[tuple[Size, ...], int]:
+        limited = self.policy.limited
+        if limited and self.overlong in ("truncate", "split"):
+            raise ValueError(
+                f"overlong={self.overlong!r} cuts tokens, and row_limits has {limited[0]!r}, which belongs to a whole sample; "
+                "choose 'raise' or 'drop'"
+            )
+        first, *others = given
+        return named_sizes((name_of_size(first), *limited), (first, *others)), 1
 
     def batches(self, window: PlanningWindow, key: int) -> PlannedWindow:
         row_length, cost = self.policy.row_length, self.policy.cost
+        tokens = window.lengths if window.lengths.ndim == 1 else window.lengths[:, 0]
         if self.overlong == "split":
-            numbers, starts, lengths = split_long(window.lengths, row_length)
+            numbers, starts, lengths = split_long(tokens, row_length)
         else:
-            lengths = np.minimum(window.lengths, row_length)
+            lengths = np.minimum(tokens, row_length)
             numbers, starts = np.arange(len(window)), np.zeros(len(window), dtype=np.int64)
         # ahead of the plan: an error of a cost names what a user wrote, and not the policy's field
         costs = None if cost is None else sample_costs(lengths, cost, "balance_cost")
@@ -231,7 +264,7 @@ class ByPacking(BatchPlanner):
         rows = np.repeat(np.arange(len(order)) % self.num_rows, np.diff(ends))
         lie = PackedPieces(starts[pieces], lengths[pieces], rows)
         shape = np.full(count, row_length), np.full(count, self.num_rows)
-        return PlannedWindow(window, numbers[pieces], bounds, *shape, lie, static=True, key=key)
+        return PlannedWindow(window, numbers[pieces], bounds, *shape, pieces=lie, static=True, key=key)
 
     def _even(self, plan: Plan, costs: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows in an order in which each `num_rows` of them cost the same; a last, smaller batch has the cheapest."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import islice
@@ -52,7 +52,8 @@ class BatchSampler:
     call `set_epoch` of the prepared loader with the sampler's `epoch`. Lightning: pass `use_distributed_sampler=False`.
 
     Args:
-        lengths: tokens of each sample, (n,) or (n, 2) for pairs. Any integers that numpy takes.
+        lengths: tokens of each sample, (n,), or (n, d) for several sizes. Or the sizes by name, (n,) each, for a policy
+            that names them (`MultiBudget`). Any integers that numpy takes.
         policy: makes batches from the lengths of a window, such as `bf.TokenBudget(16_384)`.
         shuffle: use another order each epoch. False keeps the order of the samples, and gives the batches of a window
             longest first.
@@ -102,7 +103,7 @@ class BatchSampler:
 
     def __init__(
         self,
-        lengths: ArrayLike,
+        lengths: ArrayLike | Mapping[str, ArrayLike],
         policy: Policy,
         *,
         shuffle: bool = True,
@@ -123,6 +124,11 @@ class BatchSampler:
         one_of("uneven", uneven, "wrap", "drop", "raise")
         one_of("overlong", overlong, *get_args(Overlong))
         self.policy, self.uneven = policy, uneven
+        if isinstance(lengths, Mapping):
+            names = getattr(policy, "columns", None) or (*lengths,)
+            if {*names} != {*lengths}:
+                raise ValueError(f"the sizes are {', '.join(lengths)}, and the limits are of {', '.join(names)}")
+            lengths = np.stack([as_lengths(lengths[name]) for name in names], axis=1)
         values, longest = as_lengths(lengths), policy.max_length
         if overlong == "raise" and values.ndim == 1 and longest is not None and values.max(initial=0) > longest:
             plan_with(policy, values)  # which says which sample, and what to do

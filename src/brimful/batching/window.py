@@ -53,6 +53,7 @@ class PlanningWindow:
         whole: tokens of each sample before it was cut, like `lengths`; None where none was cut.
         turn: where batches have the samples in arrival order: then `number` is 0, and `samples` are numbers in the epoch.
         texts_at: gives the text of rows of the data set, which windows do not hold; None where the rows have none.
+        sizes: the names of the d lengths, where there are several, or one that is not the length of a list of tokens.
     """
 
     epoch: int
@@ -65,6 +66,7 @@ class PlanningWindow:
     texts_at: Callable[[IntArray], list[str] | None] = lambda numbers: None
     whole: IntArray | None = None
     turn: InTurn | None = None
+    sizes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -178,7 +180,8 @@ class PlanningWindow:
             rows = self.rows
             locate = lambda which: (own, rows[which])  # noqa: E731
             samples = np.arange(len(rows))
-        return PlanningWindow(self.epoch, self.number, self.lengths, samples, locate, texts_at=self.texts_at)
+        made = PlanningWindow(self.epoch, self.number, self.lengths, samples, locate, texts_at=self.texts_at)
+        return replace(made, sizes=self.sizes)
 
     @property
     def located(self) -> bool:

@@ -6,7 +6,7 @@ Any window of indexed data can be computed alone. Streams hold the rows of a win
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -14,9 +14,11 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.batching.sizes import TOKENS, Size, name_of_size, sizes_at, sizes_in
 from brimful.batching.window import InTurn, PlanningWindow
 from brimful.core.counters import add_counts, again
 from brimful.core.facts import Facts, facts_of, following
+from brimful.core.header import described
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
@@ -32,7 +34,7 @@ from brimful.rows.columns import Choice
 from brimful.rows.pace import Patience
 from brimful.tables.blocks import Block, begins, visible
 from brimful.tables.checksums import checksums, in_state
-from brimful.tables.ragged import MASK, distinct, token_counts, unmasked
+from brimful.tables.ragged import MASK, distinct, unmasked
 from brimful.tables.texts import TokenizedText, texts_in
 
 AUTO_BYTES: Final = 256 << 20
@@ -58,15 +60,21 @@ class Windowed(Stage[PlanningWindow]):
 
     upstream: Stage[Any]
     size: int
-    length_columns: tuple[str, ...] = ()
+    length_columns: tuple[Size, ...] = ()
     lengths_required: bool = False
     policy: Policy | None = not_in_state(None)
     batches: int | None = not_in_state(None)
     unmasked: tuple[str, ...] = not_in_state(())
     text: TokenizedText = not_in_state(TokenizedText())
+    length_version: str | None = not_in_state(None)
 
     def settings(self) -> dict[str, Any]:
-        return {"window": self.size or "auto", "length_column": [*self.length_columns]}
+        return {"window": self.size or "auto", "length_column": [*map(described, self.length_columns)]}
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        """Those of the sizes, but where these are the tokens alone."""
+        return () if self.length_columns == (TOKENS,) else tuple(map(name_of_size, self.length_columns))
 
 
 def auto_rows(policy: Policy, lengths: NDArray[np.int64], batches: int | None = None) -> int:
@@ -164,11 +172,12 @@ class Buffered(Windowed):
 
         block = unmasked(held.take(count), self.unmasked)
         first = number * self.first
-        measured = {*self.length_columns} <= {*block.schema.names}
+        measured = {one for one in self.length_columns if isinstance(one, str)} <= {*block.schema.names}
         turn = InTurn(number, measured, state, left_out)
         numbers = np.arange(first, first + count)
         lengths = self._lengths(block)
-        return PlanningWindow(epoch, 0, lengths, numbers, lambda own: (block, own - first), turn=turn), state
+        window = PlanningWindow(epoch, 0, lengths, numbers, lambda own: (block, own - first), turn=turn)
+        return replace(window, sizes=self.size_names), state
 
     def _most(self, size: int, number: int) -> int:
         """The rows of a window, unless the epoch ends there."""
@@ -180,16 +189,17 @@ class Buffered(Windowed):
     def _window(self, epoch: int, number: int, block: Block) -> PlanningWindow:
         rows = np.arange(block.num_rows)
         found = checksums(self.text.without(block))
-        return PlanningWindow(epoch, number, self._lengths(block), rows, lambda own: (block, own), found)
+        lengths = self._lengths(block)
+        return PlanningWindow(epoch, number, lengths, rows, lambda own: (block, own), found, sizes=self.size_names)
 
     def _lengths(self, block: Block) -> NDArray[np.int64]:
-        return token_counts(block, self.length_columns, self.lengths_required)
+        return sizes_in(block, self.length_columns, self.lengths_required)
 
     def _resolve(self, block: Block) -> int:
         assert self.policy is not None
         wanted = auto_rows(self.policy, self._lengths(block), self.batches)
         rows = self.text.without(visible(block))
-        planned = rows.select([name for name in self.length_columns if name in rows.schema.names])
+        planned = rows.select([name for name in rows.schema.names if name in self.length_columns])
         affordable = min(AUTO_BYTES / max(1, planned.nbytes), AUTO_ROW_BYTES / max(1, rows.nbytes))
         return max(1, min(wanted, int(affordable * block.num_rows)))
 
@@ -208,7 +218,8 @@ class Planned(Windowed):
         return following(self, *inputs, seam="joins", again=Repeat)
 
     def settings(self) -> dict[str, Any]:
-        found = self.upstream.measured(self.length_columns, self.lengths_required)
+        lists = [one for one in self.length_columns if isinstance(one, str)]
+        found = self.upstream.measured(lists, self.lengths_required) if len(lists) == len(self.length_columns) else []
         return super().settings() | ({"lengths_crc32": crc32(repr(found).encode())} if found else {})
 
     def start(self, epoch: int) -> State:
@@ -237,15 +248,21 @@ class Planned(Windowed):
             reread.place = last
             numbers = rows(first, last)
             lengths = self._lengths(numbers)
-            window = PlanningWindow(epoch, number, lengths, numbers, index.locate, index=index, texts_at=self._texts_at)
+            window = PlanningWindow(
+                *(epoch, number, lengths, numbers, index.locate),
+                index=index,
+                texts_at=self._texts_at,
+                sizes=self.size_names,
+            )
             number += 1
             state = {"epoch": epoch, "window": number, "size": size}
             yield window, END if last == count else self.upstream.reached(last, state)
             first = last
 
     def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        lengths = self._index.lengths_at(numbers, self.length_columns, self.lengths_required)
-        return np.asarray(lengths, dtype=np.int64)
+        return sizes_at(
+            self._index, self.upstream.index, numbers, self.length_columns, self.lengths_required, self.length_version
+        )
 
     def _texts_at(self, numbers: NDArray[np.int64]) -> list[str] | None:
         if (texts := self._texts) is None:

@@ -220,6 +220,21 @@ def refuse_originals(stage: Stage[Any], *inputs: Facts) -> None:
         )
 
 
+def refuse_static_buffers(stage: Stage[Any], holder: str) -> None:
+    """Refuses items that come in the same tensors again.
+
+    Args:
+        holder: who holds one while the next is made.
+    Raises:
+        ValueError: with what to do.
+    """
+    if facts_of(stage).static_buffers:
+        raise ValueError(
+            f"{holder} holds a batch while the next one is made, and static_buffers puts both into the same tensors. Leave "
+            "static_buffers out"
+        )
+
+
 # -- names -----------------------------------------------------------------------------------------------------------------
 
 _WORDS: Final = re.compile("(?<!^)(?=[A-Z])")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from brimful.core.counters import Counters
@@ -29,6 +30,7 @@ class Made(NamedTuple):
         fewer_shapes: how a user who asked for few shapes gets fewer; "" where nobody asked.
         unlabelled: samples without a label to train on.
         example: one of them, in words; "" after the first batch that has some.
+        sizes: the sum of each size that it was planned by, by name; none where these are the tokens alone.
     """
 
     samples: int
@@ -38,6 +40,7 @@ class Made(NamedTuple):
     fewer_shapes: str
     unlabelled: int = 0
     example: str = ""
+    sizes: Mapping[str, int] = MappingProxyType({})
 
 
 class Writer(Protocol):
@@ -67,7 +70,8 @@ class Stats(Mapping[str, Any]):
     `skipped_shards`: skipped records that also lose the rest of their shard (a damaged archive, other columns).
     `dropped`: samples left out. `truncated`: samples that were cut, also texts that `tokenize` cuts. `alone`: samples
     in a batch of their own. `dropped_tokens`: tokens of dropped and truncated samples, and of chunks that were not
-    filled. `engines`, an attribute only: how many texts each engine of `tokenize` tokenized, by its name.
+    filled. Two are attributes only. `engines`: how many texts each engine of `tokenize` tokenized, by its name. `sizes`:
+    the sums of the sizes that batches were planned by, by name, where these are not the tokens alone.
 
     If you asked for few shapes (buckets, static shapes, a multiple), and there are more than torch.compile compiles, an
     iterator logs one warning.
@@ -87,6 +91,7 @@ class Stats(Mapping[str, Any]):
         self._made: deque[Made] = deque()
         run.made = self._made
         self._shapes: set[tuple[int, ...]] = set()
+        self.sizes: dict[str, int] = {}
         self._warned = False
         self._first: float | None = None
         self._logged = (0.0, 0.0)  # seconds, and those waited, up to the last `log_to`
@@ -130,7 +135,8 @@ class Stats(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         figures = [f"{name}={value:,.6g}" for name, value in self.items()]
-        return f"Stats({', '.join([*figures, *([f'engines={self.engines}'] if self.engines else [])])})"
+        more = [f"{name}={found}" for name in ("sizes", "engines") if (found := getattr(self, name))]
+        return f"Stats({', '.join([*figures, *more])})"
 
     def began(self) -> None:
         """A run begins: items that an interrupted one had ready are made again."""
@@ -183,6 +189,8 @@ class Stats(Mapping[str, Any]):
         self.tokens += made.tokens
         self.slots += made.slots
         self.unlabelled += made.unlabelled
+        for name, size in made.sizes.items():
+            self.sizes[name] = self.sizes.get(name, 0) + size
         if made.example:
             logger.warning("%s", made.example)
         if len(self._shapes) < MOST_SHAPES:

@@ -124,6 +124,10 @@ class Index(ABC):
         for first in range(0, len(self), BLOCK_ROWS):
             yield self.take(np.arange(first, min(first + BLOCK_ROWS, len(self))))
 
+    def kept_sizes(self, name: str, ask: Callable[[Callable[[], None]], NDArray[np.int64]]) -> NDArray[np.int64]:
+        """A size of each row, from a file beside them; where there is none, as `ask` says."""
+        return ask(lambda: None)
+
 
 class DataIndex(Index):
     """Abstract: data that a user gave, not a view of other indexes. A state keeps its fingerprint, and a resume compares it."""

@@ -204,7 +204,11 @@ class UnmaskedIndex(View):
         if self._masks is None or not len(numbers):
             return lengths
         hidden = num_hidden(*self._masks.locate(numbers))
-        return np.maximum(lengths - hidden, 0)  # lists of two lengths: `locate` says so
+        shown = np.maximum(
+            lengths.reshape(len(numbers), -1) - hidden[:, None], 0
+        )  # lists of two lengths: `locate` says so
+        cut = [name in self.columns for name in columns] or [True]
+        return np.where(cut, shown, lengths.reshape(len(numbers), -1)).reshape(lengths.shape)
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         block, rows = self.base.locate(numbers)

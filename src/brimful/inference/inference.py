@@ -16,6 +16,7 @@ from zlib import crc32
 import numpy as np
 from torch import Tensor
 
+from brimful.arrays.collated import Collated
 from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings, batches_of
 from brimful.batching.batch import Batch
 from brimful.batching.facts import collated_of
@@ -56,7 +57,6 @@ from brimful.read import from_iterable, from_sequence
 from brimful.rows.columns import TextBytes, bytes_of
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.origins import where
-from brimful.tensors.in_torch import InTorch
 
 NAMED: Final = 5
 """So many samples of a batch that fails are named."""
@@ -507,15 +507,15 @@ def _with_numbers(
     columns: ColumnSettings,
     form: FormSettings,
     is_text: bool,
-) -> InTorch:
+) -> Collated:
     """The stage of batches, each with what `fn` gets; planned over the lengths of a column."""
     order = OrderSettings(False, False, None, 1, 0)
     batches = batches_of(stage, False, planner, window, columns, order, form, in_turn=False)
-    collated = collated_of(batches.stage)
+    collated: Collated = collated_of(batches.stage)
     rules = collated.rules
     if is_text:
         rules = replace(rules, explicit=tuple(one for one in rules.explicit if one != columns.length_column))
-    return InTorch(replace(collated, rules=rules, with_batch=True))
+    return replace(collated, rules=rules, with_batch=True)
 
 
 def _planned_over(dataset: Dataset, length_column: str | None) -> tuple[str, bool]:

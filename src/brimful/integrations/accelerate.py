@@ -11,7 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 from accelerate import Accelerator
@@ -19,13 +19,11 @@ from accelerate.state import GradientState
 from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 
-from brimful.async_loader import AsyncLoader, has_static_buffers, micro_batches_of
+from brimful.async_loader import AsyncLoader, stage_of
 from brimful.batches import Batches
-from brimful.batching.micro_batches import check_accumulation
-from brimful.core.states import merge_states
-from brimful.integrations.copies import CopiesGuard
-from brimful.integrations.guard import check_shared_out, refuse_static_buffers, told_to_all
-from brimful.isolation.guard import IsolationGuard
+from brimful.core.facts import refuse_static_buffers
+from brimful.integrations.calls import CallGuard
+from brimful.integrations.follow import Follow, Ours, accumulated, check_shared_out, told_to_all
 from brimful.loader import Loader
 from brimful.plan.errors import logger
 from brimful.tensors.structures import tensors_of
@@ -37,7 +35,6 @@ if TYPE_CHECKING:  # Accelerate has no types, and a base without one leaves `Pre
 else:
     from accelerate.data_loader import DataLoaderStateMixin
 
-Guards: TypeAlias = tuple[IsolationGuard, CopiesGuard]
 _END: Final = object()
 
 
@@ -69,14 +66,13 @@ def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -
         >>> [(batch["input_ids"].tolist(), accelerator.gradient_state.end_of_dataloader) for batch in loader]
         [([[0], [1]], False), ([[2]], True)]
     """
-    guards = IsolationGuard(isolation), CopiesGuard()
-    ours_or_theirs = [_prepared(accelerator, one, guards) for one in objects]
+    guard = CallGuard(isolation)
+    ours_or_theirs = [_prepared(accelerator, one, guard) for one in objects]
     ours = [one for one in ours_or_theirs if isinstance(one, Prepared)]
-    for guard in guards if ours else ():
+    if ours:
         guard.watch(*(one for one in objects if isinstance(one, torch.nn.Module)))
-    for loader in ours:  # once all have said how many
-        steps = accelerator.gradient_accumulation_steps
-        check_accumulation(micro_batches_of(loader.loader), steps, "gradient_accumulation_steps")
+        given, setting = accelerator.gradient_accumulation_steps, "gradient_accumulation_steps"
+        accelerator.gradient_accumulation_steps = accumulated((one.loader for one in ours), given, setting)
     prepared = accelerator.prepare(*ours_or_theirs)  # which hands on what is no DataLoader
     for loader in ours:
         accelerator.register_for_checkpointing(_OfAllProcesses(loader))
@@ -172,19 +168,19 @@ class Prepared(DataLoaderStateMixin):
     State: the loader's own after the last batch that was handed out; each may go on from the other's.
     """
 
-    def __init__(self, accelerator: Accelerator, loader: Loader | AsyncLoader, guards: Guards) -> None:
+    def __init__(self, accelerator: Accelerator, loader: Ours, guard: CallGuard) -> None:
         self.loader = loader
-        self._guards = guards
+        self._follow = Follow(loader)
+        self._guard = guard
         self.gradient_state: GradientState = GradientState()
         self._drop_last = True  # the remainder of the last step is counted here, from the batches
         self._accelerator = accelerator
         self._loop: object = None  # the one that runs
-        self._handed_out = 0
 
     def __iter__(self) -> Iterator[Any]:
         self._end()
         self._loop = loop = object()
-        self.loader.follow(lambda: self._handed_out)
+        self._follow.begin()
         self.begin()
         try:
             batches = iter(self.loader)
@@ -194,14 +190,14 @@ class Prepared(DataLoaderStateMixin):
                 if ahead is _END:
                     self.end_of_dataloader = True
                     self.remainder: int = self._rows_of_last_step(batch)
-                self._handed_out += 1
-                for guard in self._guards:
-                    guard.saw(batch)
+                self._follow.handed_out += 1
+                self._follow.use()
+                self._guard.saw(batch)
                 yield send_to_device(batch, self._accelerator.device) if self._accelerator.device_placement else batch
         finally:
             if self._loop is loop:
                 self._end()
-                self.loader.follow(None)
+                self._follow.end()
 
     def _end(self) -> None:
         """The loop that runs ends, and Accelerate hears of it at once: told later, it would forget the next loop."""
@@ -259,13 +255,13 @@ class _OfAllProcesses:
         self.loader = loader
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(merge_states(gather_object([self.loader.state_dict()])))
+        return self.loader._follow.state(gather_object)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.loader.load_state_dict(state_dict)
 
 
-def _prepared(accelerator: Accelerator, one: Any, guards: Guards) -> Any:
+def _prepared(accelerator: Accelerator, one: Any, guard: CallGuard) -> Any:
     """Ours, prepared; anything else as it is."""
     if isinstance(one, DataLoader) and isinstance(one.dataset, Loader | AsyncLoader | Batches):
         raise TypeError(
@@ -276,12 +272,8 @@ def _prepared(accelerator: Accelerator, one: Any, guards: Guards) -> Any:
     if not isinstance(loader, Loader | AsyncLoader):
         return one
     check_shared_out(loader, accelerator.num_processes, "processes", "each would get")
-    if has_static_buffers(loader):
-        refuse_static_buffers("Accelerate")
-    micro_batches = micro_batches_of(loader)
-    if micro_batches is not None and accelerator.gradient_accumulation_steps == 1:
-        accelerator.gradient_accumulation_steps = micro_batches
-    return Prepared(accelerator, loader, guards)
+    refuse_static_buffers(stage_of(loader), "Accelerate")
+    return Prepared(accelerator, loader, guard)
 
 
 def _check(accelerator: Accelerator) -> None:

@@ -4,17 +4,14 @@ or stacks batches, Accelerate, which shards again, Lightning, which keeps places
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any, Final, NamedTuple, NoReturn
-
-from torch.utils.data import get_worker_info
+from typing import Any, Final, NamedTuple
 
 from brimful.batches import Batches
-from brimful.batching.facts import is_sharded
 from brimful.core.above import ReadsAhead
-from brimful.plan.errors import RankError
+from brimful.core.facts import facts_of, refuse_static_buffers
+from brimful.core.stage import Stage
 
 _FETCHING: Final = "torch.utils.data._utils.fetch"
 """The module of torch in whose frames a DataLoader asks for samples, by an object that knows what becomes of them."""
@@ -37,22 +34,11 @@ class Loop(NamedTuple):
     Args:
         fit: Lightning's, where it reads its training data.
         stacks: the data set of a DataLoader that stacks samples by itself, or by a collator of transformers.
-        holder: whoever may hold an item while the next one is made, if anyone.
     """
 
     reader: ReadsAhead
     fit: FitLoop | None
     stacks: Any
-    holder: str | None
-
-    def check_buffers(self) -> None:
-        """Refuses batches that come in the same tensors again where somebody holds one while the next is made.
-
-        Raises:
-            ValueError: with what to do.
-        """
-        if self.holder is not None:
-            refuse_static_buffers(self.holder)
 
     def check_batches(self) -> None:
         """Refuses Batches that Lightning reads.
@@ -116,8 +102,13 @@ class Loop(NamedTuple):
 def loop_here() -> Loop:
     """Who runs the loop that begins here: asked once, when it begins."""
     frames = list(_frames(sys._getframe(1)))  # without this one, which would keep all of them in a circle
-    reader = _reader(frames)
-    return Loop(reader, _fit(frames), _stacks(frames), reader.name or _holder(frames))
+    return Loop(_reader(frames), _fit(frames), _stacks(frames))
+
+
+def worker_here() -> Any:
+    """The worker of a DataLoader that this process is; None where it is none. Nobody is who has not imported torch."""
+    data = sys.modules.get("torch.utils.data")
+    return None if data is None else data.get_worker_info()
 
 
 def asked_by_torchdata() -> bool:
@@ -127,57 +118,16 @@ def asked_by_torchdata() -> bool:
     return next(others, "").startswith("torchdata.")
 
 
-def refuse_static_buffers(holder: str) -> NoReturn:
-    """Refuses batches that come in the same tensors again.
+def check_buffers(stage: Stage[Any]) -> None:
+    """Refuses batches that come in the same tensors again, if the loop that begins here holds one while the next is made.
 
-    Args:
-        holder: who holds one while the next is made.
     Raises:
         ValueError: with what to do.
     """
-    raise ValueError(
-        f"{holder} holds a batch while the next one is made, and static_buffers puts both into the same tensors. Leave "
-        "static_buffers out"
-    )
-
-
-def check_shared_out(loader: object, world_size: int, ranks: str, each_would: str) -> None:
-    """Refuses a loader all of whose batches each rank would get.
-
-    Args:
-        ranks: what the trainer calls them.
-        each_would: do what with all batches.
-    Raises:
-        ValueError: with what to do.
-    """
-    batches = getattr(loader, "batches", None)
-    if world_size > 1 and batches is not None and not is_sharded(batches.stage):
-        raise ValueError(
-            f"there are {world_size} {ranks}, and the batches of this loader are not shared out: {each_would} all of them; say "
-            "batches.shard().loader(), or batches.shard(0, 1).loader() if that is meant"
-        )
-
-
-@contextmanager
-def told_to_all(gather: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
-    """Around what all processes do at one point, with no collective in it: an error of one is told to the others.
-
-    Args:
-        gather: the lists of all processes, end to end.
-    Raises:
-        RankError: another process failed.
-    """
-    failure = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
-    said = gather([None if failure is None else f"{type(failure).__name__}: {failure}"])
-    if failure is not None:
-        raise failure
-    for rank, words in enumerate(said):
-        if words is not None:
-            raise RankError(f"rank {rank} failed: {words}")
+    if facts_of(stage).static_buffers:  # else no frame is asked for its locals, which it would keep
+        frames = list(_frames(sys._getframe(1)))
+        if (holder := _reader(frames).name or _holder(frames)) is not None:
+            refuse_static_buffers(stage, holder)
 
 
 def _frames(frame: FrameType | None) -> Iterator[tuple[str, FrameType]]:
@@ -208,7 +158,7 @@ def _reader(frames: list[tuple[str, FrameType]]) -> ReadsAhead:
 
 def _holder(frames: list[tuple[str, FrameType]]) -> str | None:
     """Who else holds an item while the next is made: workers, collating of several, Lightning without a length, nodes."""
-    if (worker := get_worker_info()) is not None:
+    if (worker := worker_here()) is not None:
         return f"a DataLoader with {worker.num_workers} workers"
     for module, frame in frames:  # a frame that is asked for its locals keeps them
         if module == _FETCHING:

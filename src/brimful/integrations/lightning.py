@@ -10,17 +10,16 @@ from __future__ import annotations
 import importlib
 from contextlib import suppress
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from brimful.async_loader import AsyncLoader, innermost, micro_batches_of
-from brimful.batching.micro_batches import check_accumulation
+from brimful.async_loader import AsyncLoader, stage_of
+from brimful.core.facts import facts_of
 from brimful.core.states import joined
-from brimful.integrations.copies import CopiesGuard
-from brimful.integrations.guard import check_shared_out
-from brimful.isolation.guard import IsolationGuard
+from brimful.integrations.calls import CallGuard
+from brimful.integrations.follow import Ours, accumulated, check_shared_out, innermost
 from brimful.loader import Loader
 from brimful.plan.errors import StateError
 
@@ -31,8 +30,6 @@ KEY = "brimful"
 
 NOTHING: dict[str, Any] = {"train": None, "stateful": [], "validation": []}
 """What a checkpoint has that was saved without the callback."""
-
-Ours: TypeAlias = Loader | AsyncLoader
 
 
 def callbacks(*, isolation: str = "raise") -> list[Any]:
@@ -65,117 +62,60 @@ def _callback(package: str, isolation: str) -> Any:
 
 @cache
 def _callback_class(package: str) -> type[Any]:
-    base: Any = importlib.import_module(package).Callback
-
-    class FollowLoaders(base):  # type: ignore[misc]  # which of two packages it comes from is known when one is imported
-        """Tells loaders of brimful's what a Trainer has used of their batches; saves and restores their places. Each validation,
-        test and prediction has the same batches, those of epoch 0."""
-
-        def __init__(self, isolation: str) -> None:
-            self._fit = _Fit()
-            self._isolation = isolation
-            self._guards = IsolationGuard(isolation), CopiesGuard()
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return _callback, (package, self._isolation)
-
-        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            if _is_first(self, trainer):
-                self._guards = IsolationGuard(self._isolation), CopiesGuard()
-                for guard in self._guards:
-                    guard.watch(pl_module, *pl_module.children())
-
-        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            for guard in self._guards:
-                guard.leave()
-
-        def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-            if _is_first(self, trainer) and trainer.state.fn == "fit":
-                self._fit.restore(trainer, checkpoint)
-
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            if _is_first(self, trainer):
-                self._fit.begin(trainer)
-
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            if _is_first(self, trainer):
-                self._fit.follow(trainer)
-                self._fit.check_ended(trainer)
-
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
-            for guard in self._guards:
-                guard.saw(batch)
-
-        on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
-
-        def on_train_batch_end(
-            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any
-        ) -> None:
-            if _is_first(self, trainer):
-                self._fit.check_one(trainer, batch_idx)
-
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            if _is_first(self, trainer) and trainer.overfit_batches:
-                _begin_again(trainer.fit_loop)  # the same batches each time
-
-        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-            if _is_first(self, trainer) and trainer.state.fn == "fit":
-                checkpoint[KEY] = self._fit.state_of_all_ranks(trainer)
-                _go_back(checkpoint, _unstepped(trainer))
-
-        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-            if trainer.state.fn == "fit":
-                self._fit.check_apart(trainer)
-
-        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-            _begin_again(trainer.validate_loop)
-            _begin_again(_validation_loop(trainer))
-
-        def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-            _begin_again(trainer.test_loop)
-
-        def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-            _begin_again(trainer.predict_loop)
-
-        def on_fit_end(self, trainer: Any, pl_module: Any, *exception: BaseException) -> None:
-            self._fit.leave()
-
-        on_exception = on_fit_end
-
-    return FollowLoaders
+    """Which of two packages its base is of is known when one is imported."""
+    return type("FollowLoaders", (FollowLoaders, importlib.import_module(package).Callback), {"_package": package})
 
 
-def _is_first(callback: Any, trainer: Any) -> bool:
-    """Whether a callback is the one to act: one may be given beside the one that Lightning finds."""
-    return next(one for one in trainer.callbacks if type(one) is type(callback)) is callback
+class FollowLoaders:
+    """Tells loaders of brimful's what a Trainer has used of their batches; saves and restores their places. Each validation,
+    test and prediction has the same batches, those of epoch 0."""
 
+    _package: str
 
-class _Fit:
-    """The loaders of one `Trainer.fit`, and the places that its checkpoint has for them."""
-
-    def __init__(self) -> None:
-        self._saved: dict[str, Any] | None = None  # of this rank
+    def __init__(self, isolation: str) -> None:
+        self._isolation = isolation
+        self._guard = CallGuard(isolation)
+        self._saved: dict[str, Any] | None = (
+            None  # the places in the checkpoint that training goes on from, of this rank
+        )
         self._train: list[Ours | None] = []  # of each of Lightning's loaders; None: not ours
         self._epochs: list[int | None] = []  # of the data, of each of them, at the start of Lightning's; None: of steps
         self._number = -1  # of the last batch of a step that takes them itself
 
-    def restore(self, trainer: Any, checkpoint: dict[str, Any]) -> None:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _callback, (self._package, self._isolation)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        first = next(one for one in trainer.callbacks if isinstance(one, FollowLoaders))
+        if first is not self:  # one is given beside the one that Lightning finds
+            trainer.callbacks = [one for one in trainer.callbacks if one is not self]
+            return
+        self._guard = CallGuard(self._isolation)
+        self._guard.watch(pl_module, *pl_module.children())
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._guard.leave()
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Takes the places of this rank from a checkpoint, also for Lightning, which sends loaders to them before it takes the
         first batch, but in the middle of an epoch alone."""
+        if trainer.state.fn != "fit":
+            return
         self._saved = saved = _of_rank(checkpoint.get(KEY, {"ranks": [NOTHING]}), trainer)
         places = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
         stateful = [state for state, has in zip(saved["train"] or [], saved["stateful"]) if has]
         if len(stateful) == len(places):
             places[:] = [place if state is None else state for state, place in zip(stateful, places)]
 
-    def begin(self, trainer: Any) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The loaders are known, and nothing is trained on yet; of loaders without a length one batch is taken."""
         saved, self._saved = self._saved, None
         self._train, self._epochs, self._number = [], [], -1
-        self.follow(trainer)
-        self.check_apart(trainer)
-        for loader in self._train if trainer.lightning_module.automatic_optimization else ():
-            check_accumulation(micro_batches_of(loader), trainer.accumulate_grad_batches, "accumulate_grad_batches")
+        self._follow(trainer)
+        self._check_apart(trainer)
+        if pl_module.automatic_optimization:
+            given = trainer.accumulate_grad_batches
+            accumulated(filter(None, self._train), given, "accumulate_grad_batches", may_set=False)
         if saved is None:
             return
         self._send(saved["train"], trainer)
@@ -188,11 +128,94 @@ class _Fit:
             if loader is not None and state is not None:
                 loader.load_state_dict(state)
 
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """An error where an epoch of Lightning's begins and the data are still in the one of the epoch before: it was left."""
+        self._follow(trainer)
+        before = self._epochs
+        self._epochs = [
+            None if loader is None or _has_steps(loader) else int(loader.state_dict()["epoch"])
+            for loader in self._train
+        ]
+        same = (one for one, other in zip(self._epochs, before) if one is not None and one == other)
+        left = None if trainer.overfit_batches else next(same, None)
+        if left is not None:
+            raise ValueError(
+                f"Lightning begins its epoch {trainer.current_epoch:,}, and left epoch {left:,} of the loader in its middle (as "
+                "where on_train_batch_start returns -1): its first batches would come again; say batches.loader("
+                "steps_per_epoch=...), whose epochs go on where the one before stopped"
+            )
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
+        self._guard.saw(batch)
+
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any
+    ) -> None:
+        """An error where a training_step that takes its batches itself took several: Lightning counts one."""
+        if type(trainer.fit_loop._data_fetcher).__name__ != "_DataLoaderIterDataFetcher" or not any(self._train):
+            return
+        before, self._number = self._number, batch_idx
+        if batch_idx not in (0, before + 1):
+            raise ValueError(
+                f"training_step took {batch_idx - before:,} batches of dataloader_iter at once, and Lightning counts one, so "
+                "that a checkpoint would not have the place after them: take one in each, or make the batches larger"
+            )
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.overfit_batches:
+            _begin_again(trainer.fit_loop)  # the same batches each time
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == "fit":
+            checkpoint[KEY] = {"version": 1, "ranks": self._places(trainer)}
+            _go_back(checkpoint, _unstepped(trainer))
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.state.fn == "fit":
+            self._check_apart(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        _begin_again(trainer.validate_loop)
+        _begin_again(_validation_loop(trainer))
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        _begin_again(trainer.test_loop)
+
+    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
+        _begin_again(trainer.predict_loop)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any, *exception: BaseException) -> None:
+        """Training has ended or failed: loaders stand where they were used."""
+        for loader in self._train:
+            if loader is not None:
+                loader.follow(None)
+
+    on_exception = on_fit_end
+
+    def _follow(self, trainer: Any) -> None:
+        """Follows the training loaders that are new: all, or those of `reload_dataloaders_every_n_epochs`."""
+        leaves = _leaves(trainer.fit_loop)
+        found = [_checked(leaf, trainer, len(leaves)) for leaf in leaves]
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        moved = False
+        for loader, before in zip(found, self._train or [None] * len(found)):
+            if loader is None or loader is before:
+                continue
+            loader.follow(lambda: progress.total.processed - _unstepped(trainer))
+            if before is not None:
+                before.follow(None)
+                moved |= _goes_on(loader, before)
+        self._train = found
+        if moved:
+            iter(trainer.fit_loop._data_fetcher)  # without the batch that was taken ahead
+
     def _send(self, states: list[dict[str, Any] | None] | None, trainer: Any) -> None:
         """Sends the training loaders to the places of a checkpoint, where Lightning has not."""
         if states == []:  # saved before the first batch
             return
-        if states is None and any(loader is not None for loader in self._train):
+        if states is None and any(self._train):
             raise StateError(
                 "this checkpoint has no place for brimful's loaders: it was saved without brimful's callback, and training would "
                 "begin again at the first batch; begin anew without ckpt_path, or load the weights alone and send the loader to "
@@ -212,59 +235,15 @@ class _Fit:
         if moved:  # the batch that was taken ahead is not of this place
             iter(trainer.fit_loop._data_fetcher)
 
-    def follow(self, trainer: Any) -> None:
-        """Follows the training loaders that are new: all, or those of `reload_dataloaders_every_n_epochs`."""
-        leaves = _leaves(trainer.fit_loop)
-        found = [_checked(leaf, trainer, len(leaves)) for leaf in leaves]
-        progress = trainer.fit_loop.epoch_loop.batch_progress
-        moved = False
-        for loader, before in zip(found, self._train or [None] * len(found)):
-            if loader is None or loader is before:
-                continue
-            loader.follow(lambda: progress.total.processed - _unstepped(trainer))
-            if before is not None:
-                before.follow(None)
-                moved |= _goes_on(loader, before)
-        self._train = found
-        if moved:
-            iter(trainer.fit_loop._data_fetcher)  # without the batch that was taken ahead
-
-    def check_ended(self, trainer: Any) -> None:
-        """An error where an epoch of Lightning's begins and the data are still in the one of the epoch before: it was left."""
-        before = self._epochs
-        self._epochs = [
-            None if loader is None or _has_steps(loader) else int(loader.state_dict()["epoch"])
-            for loader in self._train
-        ]
-        same = (one for one, other in zip(self._epochs, before) if one is not None and one == other)
-        left = None if trainer.overfit_batches else next(same, None)
-        if left is not None:
-            raise ValueError(
-                f"Lightning begins its epoch {trainer.current_epoch:,}, and left epoch {left:,} of the loader in its middle (as "
-                "where on_train_batch_start returns -1): its first batches would come again; say batches.loader("
-                "steps_per_epoch=...), whose epochs go on where the one before stopped"
-            )
-
-    def check_one(self, trainer: Any, number: int) -> None:
-        """An error where a training_step that takes its batches itself took several: Lightning counts one."""
-        if type(trainer.fit_loop._data_fetcher).__name__ != "_DataLoaderIterDataFetcher" or not any(self._train):
-            return
-        before, self._number = self._number, number
-        if number not in (0, before + 1):
-            raise ValueError(
-                f"training_step took {number - before:,} batches of dataloader_iter at once, and Lightning counts one, so that a "
-                "checkpoint would not have the place after them: take one in each, or make the batches larger"
-            )
-
-    def check_apart(self, trainer: Any) -> None:
+    def _check_apart(self, trainer: Any) -> None:
         """An error where a loader that is trained on is validated with too."""
-        trained = {id(innermost(loader)) for loader in self._train if loader is not None}
+        trained = {id(innermost(loader)) for loader in filter(None, self._train)}
         if any(id(innermost(_ours(leaf))) in trained for leaf in _leaves(_validation_loop(trainer))):
             raise ValueError(
                 "a validation would read the loader that is trained on, and move it: give it one of its own, batches.loader()"
             )
 
-    def state_of_all_ranks(self, trainer: Any) -> dict[str, Any]:
+    def _places(self, trainer: Any) -> list[dict[str, Any]]:
         """The places of all ranks after what was used: one for all, or, of loaders over data of a rank's own, each rank's."""
         leaves = _leaves(trainer.fit_loop)
         validation = map(_ours, _leaves(_validation_loop(trainer)))
@@ -275,22 +254,18 @@ class _Fit:
                 loader.state_dict() if loader is not None and _has_steps(loader) else None for loader in validation
             ],
         }
+        if trainer.world_size == 1:
+            return [mine]
+        if (
+            trainer.interrupted and not trainer.received_sigterm
+        ):  # others may not come to this point: waiting may be for ever
+            streams = any(facts_of(stage_of(loader)).streams() is not None for loader in filter(None, self._train))
+            return [] if streams else [mine]
         ranks = [mine] * trainer.world_size
-        if trainer.world_size > 1 and (trainer.received_sigterm or not trainer.interrupted):
-            dist.all_gather_object(ranks, mine)
-            with suppress(StateError):
-                ranks = [joined(ranks)]
-        elif trainer.world_size > 1:  # others may not come to this point: waiting may be for ever
-            stages = (getattr(getattr(one, "batches", None), "stage", None) for one in self._train)
-            streams = any(getattr(stage, "streams", None) is not None for stage in stages)
-            ranks = [] if streams else [mine]
-        return {"version": 1, "ranks": ranks}
-
-    def leave(self) -> None:
-        """Training has ended or failed: loaders stand where they were used."""
-        for loader in self._train:
-            if loader is not None:
-                loader.follow(None)
+        dist.all_gather_object(ranks, mine)
+        with suppress(StateError):
+            ranks = [joined(ranks)]
+        return ranks
 
 
 def _leaves(loop: Any) -> list[Any]:

@@ -8,7 +8,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,32 +39,6 @@ class IsolationGuard:
     def __init__(self, isolation: str = "raise") -> None:
         one_of("isolation", isolation, "raise", "off")
         self.on: bool = isolation == "raise"
-        self._segments: Callable[[], torch.Tensor | None] | None = None
-        self._handles: list[Any] = []
-
-    def saw(self, batch: Any) -> None:
-        """A batch goes to the loop: the next call of a watched model may be with it."""
-        packed = self.on and isinstance(batch, Mapping) and _says_segments(batch)
-        self._segments = cache(partial(packed_segments, dict(batch))) if packed else None
-
-    def watch(self, *models: nn.Module) -> None:
-        """Checks the first call of one of these with a packed batch."""
-        for model in models if self.on else ():
-            if isinstance(model, torch.jit.ScriptModule):
-                continue  # it takes no hooks
-            self._handles.append(model.register_forward_pre_hook(self._called, with_kwargs=True))
-
-    def leave(self) -> None:
-        """Watches no longer."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
-
-    def _called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or not self.on or self._segments is None:
-            return
-        if self.check(model, by_name(model, args, kwargs), self._segments):
-            self.leave()
 
     def check(self, model: nn.Module, inputs: Mapping[str, Any], segments: Callable[[], torch.Tensor | None]) -> bool:
         """Checks a call of a model, once; whether it was one that says something.
@@ -100,7 +74,7 @@ def _calls(inputs: Mapping[str, Any], segments: torch.Tensor) -> Iterator[Call]:
 
 def packed_segments(batch: Mapping[str, Any]) -> torch.Tensor | None:
     """Which slot is whose in a packed batch; None where it is another one, or nothing says so. Price: copies from the device."""
-    if not _says_segments(batch):
+    if not says_segments(batch):
         return None
     try:
         found = segments_of(batch)
@@ -109,7 +83,8 @@ def packed_segments(batch: Mapping[str, Any]) -> torch.Tensor | None:
     return found if bool((found.amax(1) > 1).any()) else None
 
 
-def _says_segments(batch: Mapping[str, Any]) -> bool:
+def says_segments(batch: Mapping[str, Any]) -> bool:
+    """Whether a batch says which slot is whose."""
     return any(name in batch for name in ("segment_ids", "cu_seqlens", "cu_seq_lens_q"))
 
 

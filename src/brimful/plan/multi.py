@@ -117,29 +117,14 @@ class MultiBudget:
         count = self.num_padded
         multiple = self.pad_to_multiple_of
         lengths = np.maximum(-(-values[:, :count] // multiple), 1) * multiple
-        totals, most = values[:, count:], [*self.total.values()]
+        totals = values[:, count:]
         rounding = f" in multiples of {multiple:,}" if multiple > 1 else ""
         refuse_beyond(
             values, np.column_stack([lengths, totals]), {**self.padded, **self.total}, self.max_length, rounding
         )
-        if not count:
-            return self._filled(values)
-        limits, samples = [*self.padded.values()], self.max_samples or ENDLESS
-
-        def rows(widths: tuple[int, ...]) -> int:
-            return min(samples, *(limit // width for limit, width in zip(limits, widths, strict=True)))
-
-        plan = plan_wide(lengths, lengths, rows, totals, most)
-        padded = plan.padded_lengths
-        if len(values):
-            greatest = longest_of_each(totals, plan.numbers, plan.bounds) if most else totals[: len(plan)]
-            padded = np.concatenate([padded, greatest], axis=1)
-        return replace(
-            plan,
-            padded_lengths=padded if isinstance(sizes, Mapping) or np.ndim(sizes) > 1 else padded[:, 0],
-            tokens=int(values[:, :count].sum()),
-            num_padded=count,
-        )
+        wide = isinstance(sizes, Mapping) or np.ndim(sizes) > 1
+        plan = self._cut(values, lengths, totals) if count else self._filled(values)
+        return plan if wide else replace(plan, padded_lengths=plan.padded_lengths[:, 0])
 
     def divided(self, parts: int) -> MultiBudget:
         """The policy of each of the `parts` batches of an optimizer step.
@@ -173,6 +158,23 @@ class MultiBudget:
         if values.shape[1] != len(names):
             raise ValueError(f"the limits are of {len(names)} sizes, {', '.join(names)} (got shape {np.shape(sizes)})")
         return values
+
+    def _cut(self, values: IntArray, lengths: IntArray, totals: IntArray) -> Plan:
+        limits, samples = [*self.padded.values()], self.max_samples or ENDLESS
+
+        def rows(widths: tuple[int, ...]) -> int:
+            return min(samples, *(limit // width for limit, width in zip(limits, widths, strict=True)))
+
+        plan = plan_wide(lengths, lengths, rows, totals, [*self.total.values()])
+        greatest = (
+            longest_of_each(totals, plan.numbers, plan.bounds) if len(values) and totals.size else totals[: len(plan)]
+        )
+        return replace(
+            plan,
+            padded_lengths=np.concatenate([plan.padded_lengths, greatest.reshape(len(plan), -1)], axis=1),
+            tokens=int(values[:, : self.num_padded].sum()),
+            num_padded=self.num_padded,
+        )
 
     def _filled(self, values: IntArray) -> Plan:
         limits, columns = [*self.total.values()], values

@@ -21,13 +21,13 @@ class Plan:
 
     A batch becomes a tensor of `padded_sizes[i]` rows and `padded_lengths[i]` columns. Usually there are as many rows
     as samples. `StaticShapes` is an exception: it fills its last batch with zero-weight copies of a real row. `Packed`
-    is the other: the samples of a batch share one row. With d lengths a sample (source, target) a batch is d
-    tensors, and `padded_lengths` has shape (num_batches, d). Sizes that are summed, and not padded, come last.
+    is the other: the samples of a batch share one row. With d lengths a sample (source, target) a batch is d tensors,
+    and `padded_lengths` has shape (num_batches, d). Sizes that are summed and not padded come last.
 
     Args:
         numbers: sample numbers, (n,) int64, batch after batch.
         bounds: where in `numbers` each batch begins, and the last one ends, (num_batches + 1,) int64.
-        padded_lengths: (num_batches,) or (num_batches, d) int64, in tokens. Of sizes that are summed: the greatest.
+        padded_lengths: (num_batches,) or (num_batches, d) int64, in tokens. Sizes that are summed have the greatest one there.
         padded_sizes: (num_batches,) int64, in rows.
         tokens: real tokens in the whole plan, of what is padded.
         num_padded: how many of the d sizes are padded. None: all.
@@ -38,8 +38,8 @@ class Plan:
         Plan(2 batches, 2 shapes, 14.29% padding)
         >>> plan.padded_lengths.tolist(), plan.padded_sizes.tolist()
         ([3, 2], [1, 2])
-        >>> len(plan), plan.slots, plan.tokens
-        (2, 7, 6)
+        >>> len(plan), plan.slots, plan.tokens, plan.num_padded
+        (2, 7, 6, None)
     """
 
     numbers: IntArray

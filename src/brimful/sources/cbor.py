@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from types import NoneType
-from typing import Any, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,19 @@ from brimful.sources.forward import BUFFER_BYTES, RECORD_BYTES, Forward, Forward
 from brimful.tables.blocks import Sample
 from brimful.tables.schema import SAMPLE_ROWS, infer
 
+if TYPE_CHECKING:
+    from cbor2 import CBORDecoder
+
 _SCALARS: Final = frozenset({str, bytes, int, float, bool, NoneType, date})
 _SHARED: Final = (28, 29)
 """Tags of values that stand in several places, or inside of themselves."""
 _SHARED_VALUE: Final = object()
+_SELF_DESCRIBED: Final = 55799
+"""The tag that says of what it stands before that it is CBOR, and nothing else; mostly at the beginning of a file."""
+_STRINGS, _LIST, _MAP, _TAG, _SIMPLE = (2, 3), 4, 5, 6, 7
+_BREAK, _NO_LENGTH = 0xFF, 31
+_MOST_LEVELS: Final = 10_000
+"""Of containers in containers, through which the end of an item is looked for."""
 _DAMAGED: Final = "the shard is damaged, and nothing after this can be found"
 
 
@@ -32,7 +41,8 @@ class Cbor(Format):
     """Maps whose keys are strings: each a row. Needs cbor2 (the extra `cbor`).
 
     Byte strings are binary, times (tags 0 and 1) timestamps in UTC, days (tags 100 and 1004) dates, undefined is null. What else
-    has a tag is no value of a row. An item that cbor2 refuses, or that breaks off, ends the shard.
+    has a tag is no value of a row. An item that cbor2 refuses (text that is no UTF-8, a key twice, a time that is none) is a
+    bad row. One that is not well-formed, or breaks off, ends the shard.
 
     Price: Python, once a value. A row may hold 256 MB.
     """
@@ -102,38 +112,95 @@ def _next_items(ahead: Forward) -> Records[list[Item]] | None:
 
 
 def _items(offset: int, data: bytes) -> Records[list[Item]]:
-    """The items that end within the data, up to the first that cbor2 refuses; the data begin with an item.
+    """The items that end within the data, up to the first that is not well-formed; the data begin with an item.
 
     Raises:
-        DataError: cbor2 refuses the first.
+        DataError: the first is not well-formed.
     """
-    from cbor2 import CBORDecodeEOF, CBORDecoder
+    from cbor2 import CBORDecodeEOF
 
     items: list[Item] = []
     ends: list[int] = []
     bad = place = 0
     file = io.BytesIO(data)
-    decoder = CBORDecoder(file, allow_duplicate_keys=False, semantic_decoders=dict.fromkeys(_SHARED, _shared))
+    decoder = _decoder(file)
     while place < len(data) and bad < BAD_RECORDS:  # which may be the end of it
+        value, why = None, ""
         try:
             value = decoder.decode()
         except CBORDecodeEOF:
             break
         except Exception as error:
-            if ends:  # first what lies before it
+            why = f"{f'{error}: {error.__cause__}' if error.__cause__ else error} at byte {offset + place:,}"
+            try:
+                end = _end_of(data, place)
+            except ValueError:
+                if ends:  # first what lies before it
+                    break
+                raise DataError(f"{why}; {_DAMAGED}") from error
+            if end is None:
                 break
-            why = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
-            raise DataError(f"{why} at byte {offset + place:,}; {_DAMAGED}") from error
+            file.seek(end)
+            decoder = _decoder(file)  # the other has read ahead
         if file.tell() - place > RECORD_BYTES:
             break
         try:
-            items.append(_sample(value))
+            items.append(why or _sample(value))
         except DataError as error:
             items.append(str(error))
-            bad += 1
+        bad += isinstance(items[-1], str)
         place = file.tell()
         ends.append(place)
     return Records(offset, items, np.array(ends, dtype=np.int64), np.ones(len(ends), dtype=np.int64))
+
+
+def _decoder(file: io.BytesIO) -> CBORDecoder:
+    from cbor2 import CBORDecoder
+
+    semantic = {**dict.fromkeys(_SHARED, _shared), _SELF_DESCRIBED: lambda value, _: value}
+    return CBORDecoder(file, allow_duplicate_keys=False, semantic_decoders=semantic)
+
+
+def _end_of(data: bytes, at: int) -> int | None:
+    """Where the item that begins at a byte ends, whatever its values mean (RFC 8949, appendix C); None: beyond the data.
+
+    Raises:
+        ValueError: it is not well-formed, or nested too deeply.
+
+    >>> _end_of(bytes.fromhex("a1 61ff 9f 01 ff 00"), 0)
+    6
+    """
+    levels = [
+        (_LIST, 1)
+    ]  # the type of each container, and how many items are to come; without a length -1, then -2, ...
+    while levels:
+        kind, left = levels.pop()
+        if not left:
+            continue
+        if at >= len(data):
+            return None
+        major, info = divmod(data[at], 32)
+        at += 1
+        if data[at - 1] == _BREAK and left < 0 and (kind != _MAP or left % 2):
+            continue
+        size = 1 << info - 24 if 23 < info < 28 else 0
+        if at + size > len(data):
+            return None
+        count = int.from_bytes(data[at : at + size], "big") if size else info
+        at += size
+        levels.append((kind, left - 1))
+        of_string = kind in _STRINGS
+        if info == _NO_LENGTH and major in (*_STRINGS, _LIST, _MAP) and not of_string:
+            levels.append((major, -1))
+        elif info > 27 or (of_string and major != kind) or (major == _SIMPLE and size == 1 and count < 32):
+            raise ValueError(f"byte {at:,} is not well-formed")
+        elif major in _STRINGS:
+            at += count
+        elif major in (_LIST, _MAP, _TAG):
+            levels.append((_LIST, {_LIST: count, _MAP: 2 * count, _TAG: 1}[major]))
+        if len(levels) > _MOST_LEVELS:
+            raise ValueError(f"more than {_MOST_LEVELS:,} levels")
+    return at if at <= len(data) else None
 
 
 def _shared(*_: Any) -> object:

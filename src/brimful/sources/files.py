@@ -233,7 +233,6 @@ class FromFiles(Stage[Block]):
                 f"the name of {shard.url} does not show its format. Give format= "
                 f"({', '.join(FORMATS)}, or a function of the open file)"
             )
-        self._check(form, shard.url)
         return form
 
     def _check(self, form: Format, url: str) -> None:
@@ -250,7 +249,10 @@ class FromFiles(Stage[Block]):
     @once
     def _schema(self) -> pa.Schema:
         """The columns of all shards. One of no known format is refused before any is opened."""
-        formats = [(shard, self._format(shard)) for shard in self.urls.listed]
+        formats: list[tuple[Shard, Format]] = []
+        for shard in self.urls.listed:
+            formats.append((shard, self._format(shard)))
+            self._check(formats[-1][1], shard.url)
         schema = self.schema if self.schema is not None else self._inferred(formats)
         schema = schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
         for shard, form in formats:

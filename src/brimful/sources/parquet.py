@@ -7,12 +7,14 @@ from contextlib import suppress
 from typing import Any, final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 
 from brimful.plan.errors import DataError, StateError
 from brimful.sources.bytes import Bytes, PrefetchedFile, RandomAccessFile
 from brimful.sources.columnar import BUFFER_BYTES, ROWS, ColumnarFormat, ColumnarRows, Unit
 from brimful.sources.format import Position, ReadRequest, ShardReader
+from brimful.tables.ragged import is_list
 
 
 @final
@@ -70,7 +72,8 @@ class ParquetRows(ColumnarRows):
             self._check_rows(group, [found.column(number).num_values for number in counted])
             chunks = [found.column(number) for number in leaves]
             yield from self._held.hold(map(_span, chunks))
-            yield from self._decoded(group, names, sum(chunk.total_uncompressed_size for chunk in chunks))
+            size = sum(chunk.total_uncompressed_size for chunk in chunks)
+            yield from self._decoded(group, names, size, *([] if counted else self._listed(leaves, names, found)))
 
     def _look_at(self, group: int, names: list[str]) -> None:
         """Has Arrow look where the columns of a row group are, before pyarrow is asked: of damage one raises, by the other the
@@ -89,18 +92,35 @@ class ParquetRows(ColumnarRows):
                 "damaged. Write it anew"
             )
 
-    def _decoded(self, group: int, names: list[str], size: int) -> Iterator[Unit]:
-        rows, first = self._rows[group], 0
+    def _listed(self, leaves: list[int], names: list[str], found: Any) -> tuple[str, int] | tuple[()]:
+        """A column of lists, and how many values the footer says that its first part has in a row group."""
+        for number in leaves:
+            path = f"{self._opened.schema.column(number).path}."
+            if len(of := [name for name in names if path.startswith(f"{name}.")]) == 1:
+                return of[0], found.column(number).num_values
+        return ()
+
+    def _decoded(self, group: int, names: list[str], size: int, listed: str = "", values: int = 0) -> Iterator[Unit]:
+        """The rows of a row group. Arrow leaves out those beyond the number in the footer without a word. Where all columns have
+        lists, it is seen by the values of one (`listed`), which are fewer than the footer says."""
+        rows, first, seen = self._rows[group], 0, 0
         step = max(1, min(ROWS, rows, rows * BUFFER_BYTES // max(1, size)))
         for batch in self._opened.iter_batches(step, row_groups=[group], columns=names, use_threads=False):
             last = first + batch.num_rows
             if last > rows:
                 break
-            yield Unit(batch.select(names), group, first, group + 1 if last == rows else None)
+            seen += num_values(batch.column(listed)) if listed else 0
+            whole = last == rows and seen >= values
+            yield Unit(batch.select(names), group, first, group + 1 if whole else None)
             first = last
         if first != rows:
             raise DataError(
-                f"row group {group:,} has {first:,} rows, and its footer says {rows:,}; the shard is damaged"
+                f"row group {group:,} has {first:,} rows, and its footer says {rows:,}; the shard is damaged. Write it anew"
+            )
+        if seen < values:
+            raise DataError(
+                f"row group {group:,} has more rows than the {rows:,} that its footer says: they hold {seen:,} of the {values:,} "
+                f"values of column {listed!r}; the shard is damaged. Write it anew"
             )
 
 
@@ -109,6 +129,25 @@ def _span(chunk: Any) -> tuple[int, int]:
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < first:
         first = chunk.dictionary_page_offset
     return first, first + chunk.total_compressed_size
+
+
+def num_values(array: pa.Array) -> int:
+    """How many values Parquet writes for a column, or for the first part of its structs: also one for each list that is empty or
+    null.
+
+    >>> num_values(pa.array([[1, 2], [], None, [3]]))
+    5
+    """
+    if isinstance(array, pa.ExtensionArray):
+        return num_values(array.storage)
+    if pa.types.is_map(array.type):
+        return num_values(array.cast(pa.list_(pa.struct([array.type.key_field, array.type.item_field]))))
+    if pa.types.is_struct(array.type):
+        return num_values(array.flatten()[0])
+    if not is_list(array.type):
+        return len(array)
+    empty = pc.sum(pc.equal(pc.fill_null(pc.list_value_length(array), 0), 0)).as_py() or 0
+    return empty + num_values(array.flatten())
 
 
 def _opened(file: PrefetchedFile) -> Any:

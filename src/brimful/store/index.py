@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -258,11 +258,21 @@ class StoreIndex(DataIndex):
         return self._folder.rows(firsts, lasts, self._columns), rows
 
     def cached_mask(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
+        return self._beside(f"{name}.{self._content}.bits", count, ask, _BITS)
+
+    def kept_sizes(self, name: str, ask: Callable[[Callable[[], None]], NDArray[np.int64]]) -> NDArray[np.int64]:
+        return self._beside(f"{name}.{self._content}.sizes", len(self), ask, _SIZES)
+
+    def _beside(self, name: str, count: int, ask: Any, form: _Form) -> NDArray[Any]:
         if is_remote(self.path):
             logger.warning("%s is kept in memory: the store %s is not on this machine", name, self.path)
-            return ask(lambda: None)
-        content = hashlib.sha256("".join(file.sha256 for file in self.manifest.files).encode()).hexdigest()[:16]
-        return _kept_answers(Path(self.path).expanduser(), f"{name}.{content}", count, ask)
+            found: NDArray[Any] = ask(lambda: None)
+            return found
+        return _kept_answers(Path(self.path).expanduser() / name, count, ask, form)
+
+    @property
+    def _content(self) -> str:
+        return hashlib.sha256("".join(file.sha256 for file in self.manifest.files).encode()).hexdigest()[:16]
 
     def fingerprint(self) -> dict[str, Any]:
         chosen = {} if self.columns is None else {"columns": list(self.columns)}
@@ -290,28 +300,48 @@ class StoreIndex(DataIndex):
         return folder_of(self.path, self.storage_options, self.timeout_seconds, self.cache)
 
 
-# -- answers about the rows, in a file beside them: a bit a row, and a checksum ------------------------------------------
+# -- answers about the rows, in a file beside them: a bit or a number a row, and a checksum -----------------------------
 
 TIMEOUT_SECONDS: Final = 3600.0
 """How long others wait for one who asks and shows no progress."""
 CHECKSUM_BYTES: Final = 4
 
 
-def _kept_answers(folder: Path, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
+class _Form(NamedTuple):
+    """How answers lie in a file: as bytes, and back from those of so many rows; how many bytes that are."""
+
+    written: Callable[[NDArray[Any]], bytes]
+    read: Callable[[bytes, int], NDArray[Any]]
+    num_bytes: Callable[[int], int]
+
+
+_BITS: Final = _Form(
+    lambda found: np.packbits(found).tobytes(),
+    lambda content, count: np.unpackbits(np.frombuffer(content, np.uint8), count=count).astype(bool),
+    lambda count: -(-count // 8),
+)
+_SIZES: Final = _Form(
+    lambda found: found.astype("<i8").tobytes(),
+    lambda content, count: np.frombuffer(content, "<i8", count).astype(np.int64),
+    lambda count: 8 * count,
+)
+
+
+def _kept_answers(path: Path, count: int, ask: Ask, form: _Form) -> NDArray[Any]:
     """The answers in a file of a store; where there is none, those of `ask`, which are written to it.
 
     One process of this machine asks, others wait for its file. Where the folder cannot be written, or
     the disk is full, they stay in memory, which is logged.
 
     Args:
-        name: of the file, without its extension: other data, another function or version has another one.
+        path: of the file: other data, another function or version has another one.
         count: how many answers there are.
         ask: is given a function to be called now and then, which shows those who wait that there is progress.
     Raises:
         TimeoutError: another process, which is named, asks, and has made no progress for an hour.
     """
-    path = folder / f"{name}.bits"
-    if (found := _read(path, count)) is not None:
+    folder, name = path.parent, path.stem
+    if (found := _read(path, count, form)) is not None:
         return found
     note = path.with_suffix(".asking")
     try:
@@ -322,13 +352,13 @@ def _kept_answers(folder: Path, name: str, count: int, ask: Ask) -> NDArray[np.b
     lock = path.with_suffix(".lock")
     with one_writer(folder, TIMEOUT_SECONDS, lock.name, note.name):
         try:
-            if (found := _read(path, count, again=True)) is None:
+            if (found := _read(path, count, form, again=True)) is None:
                 with suppress(OSError):
                     note.write_text(json.dumps(this_writer()), "utf-8")
                 found = ask(lambda: os.utime(note))
-                bits = np.packbits(found).tobytes()
+                content = form.written(found)
                 try:
-                    write_atomically(path, bits + crc32(bits).to_bytes(CHECKSUM_BYTES, "little"))
+                    write_atomically(path, content + crc32(content).to_bytes(CHECKSUM_BYTES, "little"))
                 except OSError as error:
                     logger.warning("%s is kept in memory, not beside the store: %s", name, error)
         finally:
@@ -337,16 +367,16 @@ def _kept_answers(folder: Path, name: str, count: int, ask: Ask) -> NDArray[np.b
     return found
 
 
-def _read(path: Path, count: int, again: bool = False) -> NDArray[np.bool_] | None:
+def _read(path: Path, count: int, form: _Form, again: bool = False) -> NDArray[Any] | None:
     """The answers in a file; None where it is not there, or damaged."""
     try:
         content = path.read_bytes()
     except OSError:
         return None
-    bits, checksum = content[:-CHECKSUM_BYTES], content[-CHECKSUM_BYTES:]
-    if len(bits) != -(-count // 8) or crc32(bits).to_bytes(CHECKSUM_BYTES, "little") != checksum:
+    answers, checksum = content[:-CHECKSUM_BYTES], content[-CHECKSUM_BYTES:]
+    if len(answers) != form.num_bytes(count) or crc32(answers).to_bytes(CHECKSUM_BYTES, "little") != checksum:
         if not again:
             logger.warning("%s is damaged: all rows are read again for it", path)
         return None
-    logger.info("%s says which of %s samples are kept", path, f"{count:,}")
-    return np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(bool)
+    logger.info("%s has the answers for %s samples", path, f"{count:,}")
+    return form.read(answers, count)

@@ -244,11 +244,38 @@ def list_array(
 
 
 def token_counts(block: pa.RecordBatch, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
-    """Lengths of the rows, int64 (n,) or (n, d); zeros where the columns are absent and not required."""
+    """Lengths of the rows' lists, or their values where a column is of numbers, int64 (n,) or (n, d); zeros where the columns are
+    absent and not required."""
     if not required and not (columns and set(columns) <= set(block.schema.names)):
         return np.zeros(block.num_rows, dtype=np.int64)
-    counts = [ragged(block, column).lengths for column in columns]
+    counts = [_sizes(block, column) for column in columns]
     return counts[0] if len(counts) == 1 else np.stack(counts, axis=1)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column of this type has a number in each row."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _sizes(block: pa.RecordBatch, column: str) -> NDArray[np.int64]:
+    """
+    Raises:
+        DataError: a number is no size; with file and line.
+    """
+    at = block.schema.get_field_index(column)
+    if at < 0 or not is_number(block.schema.field(at).type):
+        return ragged(block, column).lengths
+    refuse_nulls(block, column)
+    values = numpy_of(block.column(at))
+    with np.errstate(invalid="ignore"):
+        sizes = values.astype(np.int64)
+    if len(wrong := np.flatnonzero((sizes != values) | (sizes < 0))):
+        row = int(wrong[0])
+        raise DataError(
+            f"column {column!r} is planned over, and holds {values[row]} ({where(block, row)}): a size is a whole number, 0 or "
+            "more. Give length_column= a function of a block that makes some"
+        )
+    return sizes
 
 
 def unmasked(block: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
-from types import NoneType
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -144,8 +143,8 @@ def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
         if isinstance(own, pa.ChunkedArray):  # more than 2 GiB
             own, kind = pa.array(values, large(own.type)), kind and large(kind)
     except UNFIT:
-        if {*map(type, values)} <= {int, NoneType}:
-            return _cast(pa.array(values, pa.uint64()), kind)  # beyond int64
+        if (unsigned := _unsigned(values)) is not None:  # beyond int64
+            return _cast(pa.array(values, unsigned), kind)
         if not any(map(_is_array, values)):
             raise
         values = [np.asarray(value).tolist() if _is_array(value) else value for value in values]
@@ -163,6 +162,15 @@ def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     if not fits(own.type, kind):
         raise pa.ArrowTypeError(f"{own.type} is not {kind}")
     return _checked(own, pa.array(values, kind) if pa.types.is_nested(kind) else own.cast(kind))
+
+
+def _unsigned(values: Iterable[Any]) -> pa.DataType | None:
+    """uint64, or lists of it, for values that are integers, or lists of them, or null; None for others."""
+    there = [value for value in values if value is not None]
+    kinds = {*map(type, there)}
+    if kinds == {list} and (inner := _unsigned(chain.from_iterable(there))) is not None:
+        return pa.list_(inner)
+    return pa.uint64() if kinds == {int} else None
 
 
 def _mixed(values: Iterable[Any], kind: pa.DataType) -> bool:
@@ -245,10 +253,25 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
         return _alike(one.key_type, other.key_type) and _alike(one.item_type, other.item_type)
     if pa.types.is_timestamp(one) and pa.types.is_timestamp(other):
         return bool(one.tz == other.tz)
-    number, text = (pa.types.is_integer, pa.types.is_floating), (pa.types.is_string, pa.types.is_large_string)
-    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-    families = (number, text, binary, (pa.types.is_decimal,), (pa.types.is_duration,), (pa.types.is_time,))
-    return any(any(test(one) for test in tests) and any(test(other) for test in tests) for tests in families)
+    return one.id in _FAMILIES and _FAMILIES[one.id] == _FAMILIES.get(other.id)
+
+
+_INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_FAMILIES: Final = {
+    kind.id: number
+    for number, kinds in enumerate(
+        (
+            (*_INTEGERS, pa.float16(), pa.float32(), pa.float64()),
+            (pa.string(), pa.large_string()),
+            (pa.binary(), pa.large_binary(), pa.binary(1)),
+            (pa.decimal32(1), pa.decimal64(1), pa.decimal128(1), pa.decimal256(1)),
+            (pa.duration("s"),),
+            (pa.time32("s"), pa.time64("us")),
+        )
+    )
+    for kind in kinds
+}
+"""The numbers of the kinds of values: a cast changes no value's kind."""
 
 
 def type_name(kind: pa.DataType) -> str:
@@ -328,9 +351,16 @@ def _common(values: list[Any]) -> pa.DataType:
     except UNFIT:
         found = pa.schema([("", pa.null())])
         column = _as_structs if has_objects(values) else as_column  # JSON is for all of them, or for none
+        fitting = []
         for value in values:
             with suppress(*UNFIT):
-                found = unified([found, pa.schema([("", column([value]).type)])])
+                field = pa.field("", column([value]).type)
+                if not _apart(found, field):
+                    found = unified([found, pa.schema([field])])
+                    fitting.append(value)
+        if _unsigned(fitting) is not None:
+            with suppress(*UNFIT):
+                return as_column(fitting).type  # Arrow has int64 for int64 and uint64
         return found.field(0).type
 
 
@@ -601,9 +631,31 @@ def _fitted(array: pa.Array, field: pa.Field, exact: bool) -> pa.Array:
         return part(0, len(array))
     except UNFIT as error:
         words = type_name(array.type), type_name(field.type), str(error)
-        kinds = (pa.types.is_integer, pa.types.is_floating)
-        wider = any(test(array.type) and test(field.type) for test in kinds)
-        raise MisfitError(field.name, *words, row, repr(str(array.type)) if wider else "") from error
+        raise MisfitError(field.name, *words, row, wider_asked(array.type, field.type)) from error
+
+
+def wider_asked(own: pa.DataType, kind: pa.DataType, last: str = AS_JSON) -> str:
+    """The type that has numbers of a type which another type of numbers lacks, as users write it; "" where they are none.
+
+    Args:
+        last: the type of a column whose numbers no type of 64 bits has: of integers below 0 and above 2^63, or beside floats.
+
+    >>> wider_asked(pa.uint64(), pa.int64()), wider_asked(pa.list_(pa.float64()), pa.list_(pa.float32()))
+    ("'uint64', or 'json' if others are negative", 'pa.list_(pa.float64())')
+    """
+    lists = 0
+    while is_list(own) and is_list(kind):
+        own, kind, lists = own.value_type, kind.value_type, lists + 1
+    if pa.types.is_integer(own) and pa.types.is_floating(kind):  # which would round it
+        if kind == pa.float64():
+            return repr(last)
+        own = pa.float64()
+    if not any(test(own) and test(kind) for test in (pa.types.is_integer, pa.types.is_floating)):
+        return ""
+    inner = f"pa.{own.to_pandas_dtype().__name__}()" if lists else repr(str(own))
+    asked = "pa.list_(" * lists + inner + ")" * lists
+    apart = pa.uint64() in (own, kind) and (pa.types.is_signed_integer(own) or pa.types.is_signed_integer(kind))
+    return f"{asked}, or {last!r} if others are {'negative' if own == pa.uint64() else 'beyond it'}" if apart else asked
 
 
 def _refuse_rounding(array: pa.Array, made: pa.Array) -> None:
@@ -687,6 +739,8 @@ def unknown_key(name: str, value: Any, kind: pa.DataType) -> MisfitError | None:
 
 def _unfit(value: Any, field: pa.Field) -> MisfitError | None:
     kind, wanted = field.type, type_name(field.type)
+    if type(value) is _HELD_AS.get(kind.id) and not (_is_long(value) or _is_half(value)):
+        return None
     with suppress(*UNFIT):
         as_column([value], kind)
         return None if field.nullable or value is not None else MisfitError(field.name, "null", f"{wanted} not null")
@@ -699,27 +753,48 @@ def _unfit(value: Any, field: pa.Field) -> MisfitError | None:
 def _cause(value: Any, kind: pa.DataType) -> tuple[str, str, str]:
     """Why a value does not fit a type: what it is, more words, and the type that would hold it, as users write it."""
     if type(value) is int and pa.types.is_floating(kind):
-        return f"the integer {value}, which it would round,", "", ""
+        return f"the integer {value}, which it would round,", "", wider_asked(pa.int64(), kind)
     if type(value) is int and not -(2**63) <= value < 2**64:
         return "an integer", f"{value:,} is beyond 64 bits", "'json'"
     if type(value) is int and value >= 2**63 and pa.types.is_integer(kind):
-        return "an integer", f"{value:,} is beyond {kind}", "pa.uint64()"
-    if type(value) is str and re.search(_HALF_PAIR, value):
+        return "an integer", f"{value:,} is beyond {kind}", wider_asked(pa.uint64(), kind)
+    if _is_half(value):
         why = "it was cut within a character; on_error='skip' leaves such rows out"
         return "text with half a surrogate pair", why, "'json'"
     found = _type_of(value, kind)
     odd = ""
-    try:
-        json_of([value])
-    except (pa.ArrowInvalid, NestedError) as error:
-        odd = str(error)
+    if isinstance(value, dict | list):
+        try:
+            json_of([value])
+        except (pa.ArrowInvalid, NestedError) as error:
+            odd = str(error)
     if has_objects([value]) and not any_part(kind, pa.types.is_struct):
         return "an object", odd, "" if odd else "'json'"
     if isinstance(value, list) and found.endswith(_UNHELD) and not odd:
-        return found, "its values are of several kinds", "'json'"
-    return found, "", _AS_WRITTEN.get(type(value), "") if pa.types.is_null(kind) else ""
+        whole = _unsigned(value) is not None
+        return (
+            found,
+            "no type of 64 bits has all its integers" if whole else "its values are of several kinds",
+            "'json'",
+        )
+    if pa.types.is_null(kind):
+        return found, "", _AS_WRITTEN.get(type(value), "")
+    with suppress(*UNFIT):
+        return found, "", wider_asked(as_column([value]).type, kind)
+    return found, "", ""
 
 
+def _is_half(value: Any) -> bool:
+    return type(value) is str and not value.isascii() and bool(re.search(_HALF_PAIR, value))
+
+
+def _is_long(value: Any) -> bool:
+    return type(value) is int and value.bit_length() > 63
+
+
+_HELD_AS: Final = {pa.int64().id: int, pa.float64().id: float, pa.bool_().id: bool, pa.string().id: str}
+"""The types that have all values of a type of Python, but for integers of more than 64 bits and half a surrogate pair."""
+_OWN: Final = {int: "int64", float: "double", bool: "bool", str: "string"}
 _HALF_PAIR: Final = r"[\ud800-\udfff]"
 _UNHELD: Final = "that no column can hold"
 _AS_WRITTEN: Final = {
@@ -777,6 +852,8 @@ def _rounds(own: pa.DataType, kind: pa.DataType) -> bool:
 
 def _type_of(value: Any, kind: pa.DataType = JSON) -> str:
     """The type of a value in words, beside one that it does not fit."""
+    if type(value) in _OWN and not (_is_long(value) or _is_half(value)):
+        return _OWN[type(value)]
     try:
         return type_name((_as_structs([value]) if any_part(kind, pa.types.is_struct) else as_column([value])).type)
     except UNFIT:

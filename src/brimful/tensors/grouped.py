@@ -19,7 +19,7 @@ from brimful.grouping.padded_groups import PaddedGroups
 from brimful.plan import optimal_partition
 from brimful.plan.buckets import Rounding
 from brimful.plan.errors import DataError
-from brimful.tensors.in_torch import with_tensors
+from brimful.tensors.in_torch import in_torch
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ class Grouped(Layout):
         numbers, sizes = batch.numbers, columns.sizes(batch)
         refuse_taken(["groups"], [column.name for column in columns.all])
         _check_names(columns)
-        partition, widths = _planned(sizes, batch, self.num_groups, self.rounding)
+        partition, widths = _planned(sizes, columns.widths(batch), len(batch), self.num_groups, self.rounding)
         parts = []
         for members, own in zip(partition, widths, strict=True):
-            length = own if isinstance(batch.padded_length, tuple) else own[0]
-            chosen = batch.of(members, len(members), length)
+            chosen = batch.of(members, len(members), _length(batch, dict(zip(columns.at, own, strict=True))))
             part = Padded().item(chosen, columns)
             if batch.weight == 0:
                 columns.unlabel(part, slice(None))
-            parts.append(with_tensors(part, columns.rules))
+            in_torch(part, columns.rules, part)
+            parts.append(part)
         ragged, lengths = _ragged(columns, numbers, sizes)
         out: dict[str, Any] = {}
         found, extents = {}, {}
@@ -112,13 +112,19 @@ def _check_names(columns: WindowColumns) -> None:
         )
 
 
+def _length(batch: Batch, of_sizes: dict[int, int]) -> int | tuple[int, ...]:
+    """What a group is padded to, by the numbers of those sizes that it has in its own way."""
+    lengths = tuple(of_sizes.get(number, width) for number, width in enumerate(batch.widths))
+    return lengths[0] if isinstance(batch.padded_length, int) else lengths
+
+
 def _planned(
-    sizes: list[np.ndarray], batch: Batch, num_groups: int, rounding: Rounding
+    sizes: list[np.ndarray], most: tuple[int, ...], count: int, num_groups: int, rounding: Rounding
 ) -> tuple[list[np.ndarray], list[tuple[int, ...]]]:
     """The members of each group, and what it is padded to, by length column."""
     if not sizes:
-        return [np.arange(len(batch))], [batch.widths]
-    rounded = np.stack([np.minimum(rounding(own), width) for own, width in zip(sizes, batch.widths)], axis=1)
+        return [np.arange(count)], [()]
+    rounded = np.stack([np.minimum(rounding(own), width) for own, width in zip(sizes, most, strict=True)], axis=1)
     if rounded.shape[1] == 1:
         partition = optimal_partition(rounded[:, 0], num_groups)
     else:

@@ -6,12 +6,9 @@ import inspect
 from functools import cache
 from typing import Any
 
-import torch
 from transformers import Trainer
 
-from brimful.integrations.transformers.adapter import Adapter
-from brimful.integrations.transformers.data import TrainerBatch, is_ours
-from brimful.integrations.transformers.loss import Evaluation, as_integers, real_rows, with_a_label
+from brimful.integrations.transformers.trainer import TrainerOfBatches
 from brimful.plan.errors import one_of
 
 __all__ = ["trainer_class"]
@@ -94,141 +91,20 @@ def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
 
 
 @cache
-def _made(base: Any, isolation: str) -> Any:
+def _made(base: type[Trainer], isolation: str) -> Any:
     trls = next((one.__name__ for one in base.__mro__ if one.__module__.startswith("trl.")), "SFTTrainer")
     if trls != "SFTTrainer":
         raise TypeError(
             f"trainer_class does not serve TRL's {trls}, which makes batches of its own columns and takes none that are made "
             f"already: of TRL's it serves SFTTrainer. Give {trls} itself samples, a `datasets` data set"
         )
-
-    class Adapted(base):  # type: ignore[misc]  # of any class of trainers
-        __module__ = base.__module__
-        __qualname__ = f"Brimful{base.__name__}"
-        _brimful_base = base
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._brimful = adapter = Adapter(self, base, isolation)
-            args, kwargs = adapter.taken_out(args, kwargs)
-            super().__init__(*args, **kwargs)
-            adapter.begin()
-
-        def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-            with self._brimful.training(resume_from_checkpoint) as checkpoint:
-                return super().train(checkpoint, *args, **kwargs)
-
-        def get_train_dataloader(self) -> Any:
-            ours = is_ours(self.train_dataset)
-            return self._brimful.train_dataloader() if ours else super().get_train_dataloader()
-
-        def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
-            return self._brimful.ended(super().set_initial_training_values(*args, **kwargs))
-
-        def num_examples(self, dataloader: Any) -> int:
-            known = self._brimful.num_examples(dataloader)
-            return super().num_examples(dataloader) if known is None else known
-
-        def get_total_train_batch_size(self, args: Any) -> int:
-            known = self._brimful.samples_a_step()
-            return super().get_total_train_batch_size(args) if known is None else known
-
-        def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-            samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-            self._brimful.weigh(samples, device)
-            return samples, num_items
-
-        def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
-            adapter = self._brimful
-            adapter.refuse_skipped(batch_samples)
-            if batch_samples and isinstance(batch_samples[0], TrainerBatch):
-                if adapter.means:
-                    return None
-                if adapter.evaluation is not None:
-                    return adapter.evaluation.count.to(device).clamp(min=1)
-                batch_samples = list(map(as_integers, batch_samples))
-            num_items = super()._get_num_items_in_batch(batch_samples, device)
-            return num_items.clamp(min=1) if isinstance(num_items, torch.Tensor) else num_items
-
-        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self._brimful.check_isolation(inputs)
-            with self._brimful.step(inputs):
-                return super().training_step(model, inputs, *args, **kwargs)
-
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            share = self._brimful.share
-            if share is not None and share.nothing:
-                inputs = with_a_label(inputs, self.label_names)
-                if "num_items_in_batch" in kwargs:
-                    kwargs["num_items_in_batch"] = torch.tensor(1, device=self.args.device)
-            with self._brimful.on_real_rows(inputs):
-                result = super().compute_loss(model, inputs, *args, **kwargs)
-            return result if share is None else self._brimful.scaled(result, share)
-
-        def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
-            self._brimful.begin_checkpoint(trial)
-            super()._save_checkpoint(model, trial, *args, **kwargs)
-
-        def _save_rng_state(self, output_dir: str) -> None:
-            super()._save_rng_state(output_dir)
-            self._brimful.save(output_dir)
-
-        # -- evaluation
-
-        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-            chosen = self._brimful.evaluated(eval_dataset)
-            return super().get_eval_dataloader(eval_dataset) if chosen is None else chosen
-
-        def get_test_dataloader(self, test_dataset: Any) -> Any:
-            chosen = self._brimful.evaluated(test_dataset)
-            return super().get_test_dataloader(test_dataset) if chosen is None else chosen
-
-        def evaluate(
-            self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **kwargs: Any
-        ) -> Any:
-            if isinstance(eval_dataset, dict) and any(map(is_ours, eval_dataset.values())):
-                metrics: dict[str, Any] = {}
-                for name, one in eval_dataset.items():
-                    metrics |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}", **kwargs)
-                return metrics
-            with self._brimful.named(eval_dataset) as given:
-                return super().evaluate(
-                    eval_dataset=given, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix, **kwargs
-                )
-
-        def evaluation_loop(
-            self,
-            dataloader: Any,
-            description: str,
-            prediction_loss_only: Any = None,
-            ignore_keys: Any = None,
-            metric_key_prefix: str = "eval",
-        ) -> Any:
-            arguments = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-            if (loader := self._brimful.loader_of(dataloader)) is None:
-                return super().evaluation_loop(*arguments)
-            evaluation = Evaluation(self.accelerator, self.get_tp_size())
-            with self._brimful.evaluating(evaluation):
-                output = super().evaluation_loop(*arguments)
-            samples = 0 if loader.stats is None else loader.stats.samples
-            return evaluation.of(output, metric_key_prefix, samples)
-
-        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self._brimful.check_isolation(inputs)
-            evaluation = self._brimful.evaluation
-            if evaluation is None:
-                return super().prediction_step(model, inputs, *args, **kwargs)
-            with self._brimful.predicting(inputs):
-                loss, *others = super().prediction_step(model, inputs, *args, **kwargs)
-            evaluation.add(loss)
-            return loss, *(others if inputs.rows is False else real_rows(others, inputs.rows))
-
-    methods = (name for name, one in vars(Adapted).items() if inspect.isfunction(one))
-    if missing := [name for name in methods if not hasattr(base, name)]:  # a state would be lost in silence
-        raise TypeError(
+    own = (name for name, one in vars(TrainerOfBatches).items() if inspect.isfunction(one))
+    if missing := [name for name in own if "TrainerOfBatches__" not in name and not hasattr(base, name)]:
+        raise TypeError(  # a state would be lost in silence
             f"{base.__name__} has no {', '.join(missing)}: it needs another release of transformers, 5 or later"
         )
-    Adapted.__name__ = Adapted.__qualname__
-    return Adapted
+    named = {"__module__": base.__module__, "_brimful_base": base, "_brimful_isolation": isolation}
+    return type(f"Brimful{base.__name__}", (TrainerOfBatches, base), named)
 
 
 def __dir__() -> list[str]:

@@ -8,26 +8,27 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
 
-from brimful.async_loader import AsyncLoader, has_static_buffers, innermost
+from brimful.async_loader import stage_of
 from brimful.batches import Batches
 from brimful.batching.facts import batch_facts, is_sharded
 from brimful.batching.placement import Ranks
 from brimful.batching.shared import shared
-from brimful.core.facts import facts_of
+from brimful.core.facts import facts_of, refuse_static_buffers
 from brimful.core.stage import running
 from brimful.dataset import Dataset
-from brimful.integrations.guard import refuse_static_buffers
+from brimful.integrations.follow import Follow, Ours, check_shared_out, innermost
 from brimful.isolation.guard import packed_segments
 from brimful.loader import Loader
 from brimful.plan.errors import logger
 from brimful.tensors.loss import rows_that_count
 
+Given: TypeAlias = Batches | Ours
 SKIPPED: Final = object()
 """What stands for a batch that Trainer passes over after a resume."""
 
@@ -50,9 +51,10 @@ class TrainerBatch(dict[str, Any]):
     rows: torch.Tensor | bool = True  # which count: see `rows_that_count`
     segments: Callable[[], torch.Tensor | None]  # says which slot is whose, where several samples lie in a row
     share: Share | None = None
+    weighed: bool = False  # whether its loss was multiplied by its share
 
 
-def is_ours(given: Any) -> TypeGuard[Batches | Loader | AsyncLoader]:
+def is_ours(given: Any) -> TypeGuard[Given]:
     """Whether something given to a trainer is read by brimful: Batches, a loader of them, AsyncLoader around one."""
     inner = innermost(given)
     return isinstance(inner, Batches) or (isinstance(inner, Loader) and isinstance(inner.batches, Batches))
@@ -71,28 +73,28 @@ def refuse_samples(name: str, given: Any) -> None:
         )
 
 
-def batches_of(given: Batches | Loader | AsyncLoader) -> Batches:
+def batches_of(given: Given) -> Batches:
     """The batches that something of ours reads."""
     inner = innermost(given)
     return inner if isinstance(inner, Batches) else inner.batches
 
 
-def loader_of(given: Batches | Loader | AsyncLoader) -> Loader | AsyncLoader:
+def loader_of(given: Given) -> Ours:
     """A loader of an epoch at a time; of batches, a new one."""
     return replace(given, repeats=False).loader() if isinstance(given, Batches) else given
 
 
-def loader_aside(given: Batches | Loader | AsyncLoader) -> Loader | AsyncLoader:
+def loader_aside(given: Given) -> Ours:
     """A new loader of the same, from the start, which moves no other."""
     if isinstance(given, Batches):
         return loader_of(given)
     if isinstance(given, Loader):
-        return Loader(given.batches, steps_per_epoch=given.steps_per_epoch)
+        return type(given)(given.batches, steps_per_epoch=given.steps_per_epoch)
     inner: Any = given.loader
     return copy.deepcopy(given, {id(inner): loader_aside(inner)})
 
 
-def steps_set(given: Batches | Loader | AsyncLoader) -> int | None:
+def steps_set(given: Given) -> int | None:
     """The `steps_per_epoch` of a loader; None where there is none."""
     return None if isinstance(given, Batches) else given.steps_per_epoch
 
@@ -104,13 +106,9 @@ def own_share(name: str, given: Any, rank: int, world_size: int, replicas: int) 
     Raises:
         ValueError: a loader of batches that are not shared out; batches that are not, where ranks are no data-parallel ones.
     """
-    if is_sharded(batches_of(given).stage) or (world_size == 1 and not isinstance(given, Batches)):
+    check_shared_out(given, world_size, "processes", "each would get", name)
+    if not isinstance(given, Batches) or is_sharded(given.stage):
         return given
-    if not isinstance(given, Batches):
-        raise ValueError(
-            f"{name} is a loader of batches that are not shared out, and there are {world_size} processes, each of which would "
-            "get all of them: give it batches.shard().loader(), or the batches themselves"
-        )
     if replicas > 1:
         raise ValueError(
             f"{name} cannot be shared out by the {world_size} processes, as {replicas} of them hold one copy of the model "
@@ -128,7 +126,7 @@ class Length(NamedTuple):
     of_data: bool = True
 
 
-def known_length(given: Batches | Loader | AsyncLoader) -> Length:
+def known_length(given: Given) -> Length:
     """What is known without reading. Price: two passes over the plans of an epoch, as integers, of indexed data."""
     if (steps := steps_set(given)) is not None:
         return Length(steps, None)
@@ -146,12 +144,12 @@ def known_length(given: Batches | Loader | AsyncLoader) -> Length:
         return Length(steps, sum(batch.num_samples for batch, _ in islice(batches_of_all, steps * known.num_ranks())))
 
 
-def can_count(given: Batches | Loader | AsyncLoader) -> bool:
+def can_count(given: Given) -> bool:
     """Whether an epoch has an end that a pass over it finds."""
     return facts_of(batches_of(given).stage).ends()
 
 
-def counted_length(given: Batches | Loader | AsyncLoader) -> Length:
+def counted_length(given: Given) -> Length:
     """The steps of an epoch, and this rank's samples, by a pass over the data: they are read and tokenized, no tensor is made."""
     batches = batches_of(given)
     logger.warning(
@@ -163,7 +161,7 @@ def counted_length(given: Batches | Loader | AsyncLoader) -> Length:
     return Length(len(real), sum(real))
 
 
-def refuse_evaluation(name: str, given: Batches | Loader | AsyncLoader, is_trained_on: bool) -> None:
+def refuse_evaluation(name: str, given: Given, is_trained_on: bool) -> None:
     """An error for what would never end, count samples twice, or move the training data, in an evaluation.
 
     Raises:
@@ -174,8 +172,7 @@ def refuse_evaluation(name: str, given: Batches | Loader | AsyncLoader, is_train
         raise ValueError(
             f"{name} is the loader of train_dataset, and an evaluation would move it: give it one of its own, batches.loader()"
         )
-    if has_static_buffers(given):  # the labels of all batches are kept
-        refuse_static_buffers(f"an evaluation of {name}")
+    refuse_static_buffers(stage_of(given), f"an evaluation of {name}")  # which keeps the labels of all batches
     if steps_set(given) is not None:
         raise ValueError(
             f"{name} has steps_per_epoch={steps_set(given)}, so that each evaluation would see other batches: give it "
@@ -298,13 +295,11 @@ class Steps(IterableDataset[Any]):
         skipped: how many batches the first iteration is asked to pass over, which were trained on before a resume.
     """
 
-    def __init__(self, loader: Loader | AsyncLoader, length: Length, inputs: ModelInputs, *, skipped: int = 0) -> None:
+    def __init__(self, loader: Ours, length: Length, inputs: ModelInputs, *, skipped: int = 0) -> None:
         assert length.steps is not None
-        self.loader = loader
+        self.follow = Follow(loader)
         self.length = length
         self.steps: int = length.steps
-        self.handed_out: int = 0
-        self._trained = 0  # of those, up to the last optimizer step
         self._inputs = inputs
         self._skipped = skipped
         self._run: Generator[Any, None, None] | None = None
@@ -316,38 +311,25 @@ class Steps(IterableDataset[Any]):
         skipped, self._skipped = self._skipped, 0
         yield from repeat(SKIPPED, skipped)
         if self._run is None:
-            self._run = _endless(self.loader)
-            self.loader.follow(lambda: self._trained)
+            self._run = _endless(self.follow.loader)
+            self.follow.begin()
         for _ in range(self.steps - skipped):
             batch = next(self._run)
-            self.handed_out += 1
+            self.follow.handed_out += 1
             yield self._inputs.read(batch)
 
-    @property
-    def untrained(self) -> int:
-        """Batches that were handed out since the last optimizer step."""
-        return self.handed_out - self._trained
-
-    def stepped(self) -> None:
-        """What was handed out has been trained on."""
-        self._trained = self.handed_out
-
-    def state_dict(self) -> dict[str, Any]:
-        """The loader's state after the last batch of the last optimizer step, whatever was handed out since."""
-        return self.loader.state_dict()
-
     def close(self) -> None:
-        """Ends the run; `state_dict` still answers."""
+        """Ends the run. The loader stands after the last optimizer step."""
         run, self._run = self._run, None
         if run is not None:
             run.close()
-            self.loader.follow(None)
+            self.follow.end()
 
 
 class Once(IterableDataset[Any]):
     """The data of an evaluation: each iteration is the first epoch of a loader of its own."""
 
-    def __init__(self, loader: Loader | AsyncLoader, length: Length, inputs: ModelInputs) -> None:
+    def __init__(self, loader: Ours, length: Length, inputs: ModelInputs) -> None:
         self.loader = loader
         self.length = length
         self._inputs = inputs
@@ -372,7 +354,7 @@ def as_dataloader(dataset: Steps | Once, *, tells_the_last: bool = False) -> Dat
     return loader
 
 
-def _endless(loader: Loader | AsyncLoader) -> Generator[Any, None, None]:
+def _endless(loader: Ours) -> Generator[Any, None, None]:
     """Epoch after epoch of a loader."""
     while True:
         empty = True

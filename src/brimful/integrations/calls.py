@@ -1,29 +1,40 @@
-"""Copies of rows, which fill a batch up to its static shape, where a model computes a loss of its own: they would count."""
+"""Calls of models with the batch at hand: packed samples do not see each other, and copies of rows count in no loss of theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from brimful.core.own_keys import WEIGHTS
 from brimful.isolation.call import unwrapped
-from brimful.isolation.guard import by_name
+from brimful.isolation.guard import IsolationGuard, by_name, packed_segments, says_segments
 from brimful.tables.ragged import NOT_TRAINED_ON
 from brimful.tensors.loss import are_classes, rows_that_count
 
 
-class CopiesGuard:
-    """Refuses calls of models that would count copies of rows in a loss of their own."""
+class CallGuard:
+    """Refuses calls of models in which samples of a packed row see each other, or whose own loss would count copies.
 
-    def __init__(self) -> None:
+    Args:
+        isolation: "raise": the first call with a packed batch is checked; "off": none is.
+    """
+
+    def __init__(self, isolation: str) -> None:
+        self._isolation = IsolationGuard(isolation)
+        self._segments: Callable[[], torch.Tensor | None] | None = None
         self._rows: torch.Tensor | bool = True
         self._handles: list[Any] = []
 
     def saw(self, batch: Any) -> None:
         """A batch goes to the loop: the next call of a watched model may be with it."""
-        self._rows = rows_that_count(batch) if isinstance(batch, Mapping) else True
+        self._rows, self._segments = True, None
+        if isinstance(batch, Mapping):
+            self._rows = rows_that_count(batch)
+            if self._isolation.on and says_segments(batch):
+                self._segments = cache(partial(packed_segments, dict(batch)))
 
     def watch(self, *models: torch.nn.Module) -> None:
         """Checks each call of one of these."""
@@ -38,9 +49,12 @@ class CopiesGuard:
             handle.remove()
 
     def _called(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or isinstance(self._rows, bool):
+        segments = self._segments if self._isolation.on else None
+        if torch.compiler.is_compiling() or (segments is None and isinstance(self._rows, bool)):
             return
         inputs = by_name(model, args, kwargs)
+        if segments is not None:
+            self._isolation.check(model, inputs, segments)
         if _labels_in(inputs):
             refuse_copies(type(unwrapped(model)).__name__, inputs, self._rows)
 

@@ -1,0 +1,155 @@
+"""What samples are planned by: the length of a list column, the value of a number column, or what a function of columns says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from brimful.core.header import described
+from brimful.core.terminal import watched
+from brimful.index.index import Index
+from brimful.plan.errors import DataError, StageError, logger, name_of
+from brimful.tables.blocks import Block, visible
+from brimful.tables.origins import where
+from brimful.tables.ragged import is_number, token_counts
+
+IntArray: TypeAlias = NDArray[np.int64]
+Size: TypeAlias = str | Callable[[Any], ArrayLike]
+"""A column, or a function of an Arrow record batch of n rows that gives n whole numbers."""
+LengthColumn: TypeAlias = Size | Sequence[Size]
+"""What users give: one, or several."""
+TOKENS: Final = "input_ids"
+"""What is planned over unless a user says something else."""
+
+
+def sizes_of(setting: str, given: Any) -> tuple[Size, ...]:
+    """What a user gave as sizes: a column, a function, or several of them.
+
+    >>> def patches(block): ...
+    >>> [name_of_size(one) for one in sizes_of("length_column", ["input_ids", patches])]
+    ['input_ids', 'patches']
+    """
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    found: tuple[Any, ...] = tuple(given) if several else (given,)
+    if odd := [one for one in found if not isinstance(one, str) and not callable(one)]:
+        raise TypeError(f"{setting} takes names of columns, or functions of a block of rows (got {odd[0]!r})")
+    names = [name_of_size(one) for one in found]
+    if not names:
+        raise ValueError(f"{setting} must name at least 1 column (got none)")
+    if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise ValueError(f"{setting} names {twice[0]!r} twice")
+    return found
+
+
+def name_of_size(size: Size) -> str:
+    return size if isinstance(size, str) else name_of(size)
+
+
+def named_sizes(names: Sequence[str], given: Sequence[Size]) -> tuple[Size, ...]:
+    """The sizes of these names: a function of the name that is given, else a column.
+
+    Raises:
+        ValueError: one is given of which there is no limit.
+    """
+    functions = {name_of_size(one): one for one in given}
+    unknown = [name for name, one in functions.items() if name not in names and one != TOKENS]
+    if unknown:
+        raise ValueError(f"length_column names {unknown[0]!r}, and the limits are of {', '.join(names)}")
+    return tuple(functions.get(name, name) for name in names)
+
+
+def sizes_in(block: Block, sizes: Sequence[Size], required: bool) -> IntArray:
+    """The sizes of the rows of a block, int64 (n,) or (n, d); zeros where columns are absent and not required."""
+    columns = [one for one in sizes if isinstance(one, str)]
+    if len(columns) == len(sizes):
+        return token_counts(block, columns, required)
+    found = [token_counts(block, [one], required) if isinstance(one, str) else _asked(one, block) for one in sizes]
+    return found[0] if len(found) == 1 else np.stack(found, axis=1)
+
+
+def sizes_at(
+    index: Index, rows: Index, numbers: IntArray, sizes: Sequence[Size], required: bool, version: str | None = None
+) -> IntArray:
+    """The sizes of rows of an index. Its lists have lengths that it knows; for anything else all rows are read once.
+
+    Args:
+        rows: the same rows as functions get them, with all of their columns.
+        version: of the functions: with it, what they say is kept beside a store.
+    """
+    known = {one for one in sizes if isinstance(one, str) and not _is_number(index, one)}
+    if len(known) == len(sizes):
+        return np.asarray(index.lengths_at(numbers, [*map(str, sizes)], required), dtype=np.int64)
+    found = [
+        np.asarray(index.lengths_at(numbers, [one], required), dtype=np.int64)
+        if one in known and isinstance(one, str)
+        else _whole(rows, one, version)[numbers]
+        for one in sizes
+    ]
+    return found[0] if len(found) == 1 else np.stack(found, axis=1)
+
+
+def _is_number(index: Index, name: str) -> bool:
+    return len(index) > 0 and name in index.schema.names and is_number(index.schema.field(name).type)
+
+
+_WHOLE: Final[WeakKeyDictionary[Index, dict[Size, IntArray]]] = WeakKeyDictionary()
+
+
+def _whole(index: Index, size: Size, version: str | None) -> IntArray:
+    """A size of all rows of an index, worked out once in this process. Price: all rows are read; 8 bytes a row."""
+    kept = _WHOLE.setdefault(index, {})
+    if size not in kept:
+        if version is None or isinstance(size, str):
+            kept[size] = _read(index, size, lambda: None)
+        else:
+            text = json.dumps([described(size), version], sort_keys=True)
+            name = f"sizes.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            kept[size] = index.kept_sizes(name, lambda working: _read(index, size, working))
+    return kept[size]
+
+
+def _read(index: Index, size: Size, working: Callable[[], None]) -> IntArray:
+    """`working` is called after each block."""
+    rows = index.only([size]) if isinstance(size, str) else index
+    total, name = len(rows), f"length_column={name_of_size(size)}"
+    logger.info("%s: all %s samples are read once, for their sizes", name, f"{total:,}")
+    found = [np.zeros(0, np.int64)]
+    for block in watched(rows.blocks(), name, total, lambda block: block.num_rows):
+        found.append(sizes_in(block, [size], True))
+        working()
+    return np.concatenate(found)
+
+
+def _asked(fn: Callable[[Any], ArrayLike], block: Block) -> IntArray:
+    """What a function says of a block.
+
+    Raises:
+        StageError: it fails; DataError: it says something else than a whole number, 0 or more, of each row.
+    """
+    if not block.num_rows:
+        return np.zeros(0, np.int64)
+    try:
+        said = np.asarray(fn(visible(block)))
+    except Exception as error:
+        place = where(block, 0)
+        raise StageError(
+            f"length_column={name_of(fn)} failed on {block.num_rows:,} rows ({place} and on): {type(error).__name__}: {error}"
+        ) from error
+    if said.shape != (block.num_rows,) or said.dtype.kind not in "iuf":
+        raise DataError(
+            f"length_column={name_of(fn)} must give a number for each of {block.num_rows:,} rows (got {said.dtype} of shape "
+            f"{said.shape})"
+        )
+    sizes = said.astype(np.int64) if said.dtype.kind != "f" or np.isfinite(said).all() else np.full(len(said), -1)
+    if len(wrong := np.flatnonzero((sizes < 0) | (sizes != said))):
+        row = int(wrong[0])
+        raise DataError(
+            f"length_column={name_of(fn)} must give whole numbers, 0 or more (got {said[row]} for {where(block, row)})"
+        )
+    return sizes
