@@ -593,7 +593,7 @@ def as_conversations(block: Block) -> Block:
 
 def on_conversations(upstream: Stage[Any], train_on: str, on: Parallel) -> Stage[Any]:
     talks = MapBlocks(upstream, as_conversations)
-    return Chat(talks, chat_encoder(), "talks", train_on, "skip", parallel=on)  # type: ignore[arg-type]
+    return Chat(talks, chat_encoder(), ("talks",), train_on, "skip", parallel=on)  # type: ignore[arg-type]
 
 
 def beside_its_numbers(upstream: Stage[Any], size: int, seed: int) -> Stage[Any]:

@@ -13,6 +13,7 @@ from brimful.arrays.layout import Layout
 from brimful.arrays.nested import Nested
 from brimful.arrays.packed import PackedLayout
 from brimful.arrays.padded import Padded
+from brimful.arrays.paired import Paired
 from brimful.arrays.types import BFLOAT16
 from brimful.batching.batch import Batch, Uneven
 from brimful.batching.facts import batch_facts, collated_of, planned_prefix
@@ -34,7 +35,7 @@ from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
 from brimful.core.run import Run
 from brimful.core.stage import Stage, check_depth, running, with_inputs
-from brimful.encoding.encoder import Padding, paddings
+from brimful.encoding.encoder import Padding, one_vocabulary, paddings
 from brimful.index.indexed import Indexed
 from brimful.plan.buckets import Rounding
 from brimful.plan.budget import SampleCost, sample_cost
@@ -43,7 +44,7 @@ from brimful.plan.once import once, settings_of
 from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.describe import as_html, as_text, described_chain
-from brimful.tables.ragged import is_labels
+from brimful.tables.ragged import PROMPT, SIDE_COLUMNS, TOKENS, is_labels, prefix_of
 from brimful.tables.texts import TokenizedText
 from brimful.tensors.collate_fn import CollatedBy, Collator
 from brimful.tensors.in_torch import in_torch
@@ -58,6 +59,8 @@ T = TypeVar("T")
 
 GROUPS: Final = 16
 """Of batches of like cost that an automatic window holds at least. With 4 of them, 64 ranks wait thrice as long."""
+PREFERENCES: Final = ("chosen_input_ids", "rejected_input_ids")
+"""The sides that layout="paired" has where nobody names others."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Batches:
     """A stream of batches. It is an immutable description: nothing runs until you iterate over it.
 
     A batch is a dict of int64 tensors. Each list column is padded to (B, L), with `attention_mask` (B, L) and `lengths`
-    (B,). Other numbers are stacked, and all other values are lists. `brimful.tensors` describes nested, grouped and
+    (B,). Other numbers are stacked, and all other values are lists. `brimful.arrays` describes padded, nested and
     packed batches.
 
     >>> import brimful as bf
@@ -453,7 +456,8 @@ class Batches:
                 ": have it pad to the bucket, or multiple, that holds its longest sample" if pad else "",
                 ", and fill up the rows of StaticShapes" if static else "",
             )
-        found = Counter((batch.padded_size, *batch.widths) for batch in self.plans(epoch))
+        seen = collated.layout.seen if isinstance(collated, LaidOut) else tuple
+        found = Counter(seen((batch.padded_size, *batch.widths)) for batch in self.plans(epoch))
         return dict(found.most_common())
 
     def explain(self, batch: Any) -> Explanation:
@@ -554,6 +558,12 @@ def batches_of(
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
     parts = 1 if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
     planner = planner if parts == 1 else planner.divided(parts)
+    if form.layout == "paired":
+        columns = columns._replace(length_column=_sides(columns.length_column))
+        if form.unlabelled == "drop":
+            raise ValueError(
+                "unlabelled='drop' cannot leave out a sample of layout='paired', which counts samples. Filter them"
+            )
     shuffle = check_shuffle(order.shuffle_batches)
     if order.balance_cost is not None:
         sample_cost("balance_cost", order.balance_cost)
@@ -571,12 +581,20 @@ def batches_of(
     weights = columns.sample_weight_column
     if weights is not None and not isinstance(weights, str):
         raise TypeError(f"sample_weight_column must be the name of a column of numbers (got {weights!r})")
-    sizes, padded = planner.sizes(sizes_of("length_column", columns.length_column))
-    rules = _rules(known, sizes[:padded] or sizes[:1], columns, planner.packs)
+    given = sizes_of("length_column", columns.length_column)
+    sizes, padded = (given, len(given)) if form.layout == "paired" else planner.sizes(given)
+    rules = _rules(known, sizes[:padded] or sizes[:1], columns, planner.packs, form.layout)
     pieces = cast(Any, planner.sizing).row_length if planner.overlong == "split" else 0
     rules = replace(rules, left_out=() if form.keep_text else texts, weights=weights, piece_length=pieces)
+    sides = rules.prefixes if rules.stacks else ()
+    if sides:
+        one_vocabulary(
+            "layout='paired'",
+            {name: {TOKENS: made} for name, made in data.tokenizers().items() if name in rules.length_columns},
+        )
+        planner = replace(cast(Any, planner), sides=len(sides))
     if planner.truncate_side != "right":
-        planner = replace(cast(Any, planner), token_columns=rules.token_aligned_columns)
+        planner = replace(cast(Any, planner), token_columns=rules.aligned)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
     originals = data.originals()
     if originals is not None:
@@ -588,20 +606,21 @@ def batches_of(
         else integer("balance_group", order.balance_group, 1, "batch")
     )
     rows, batches = _rows(window, parts * group)
-    unmasked = rules.token_aligned_columns if planner.packs else ()
+    unmasked = rules.aligned[0] if planner.packs else ()
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
     if data.streamed_by:
         # a window that the user gave may end with a batch that is not full
         in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
         first = planner.first_rows, planner.first_share
-        buffered = Buffered(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text, None, *first)
+        buffered = Buffered(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text, None, sides, *first)
         windows = Ahead(replace(buffered, in_turn=in_turn), 1, "window")
     else:
         fewest = GROUPS * group if group > 1 and batches is None else None
         windows = Planned(
             *(cast(Indexed, stage), rows, sizes, planner.needs_lengths, *sizing, unmasked, text),
             columns.length_version,
+            sides,
             fewest,
         )
     plans = PlannedWindows(
@@ -644,7 +663,23 @@ def _check_whole(planner: BatchPlanner, weights: str | None) -> None:
         )
 
 
-def _rules(known: Mapping[str, Padding], sizes: Sequence[Size], columns: ColumnSettings, packs: bool) -> ColumnRules:
+def _sides(length_column: LengthColumn) -> tuple[str, ...]:
+    """The columns of tokens of the sides that layout="paired" puts below one another."""
+    names: Any = sizes_of("length_column", length_column)
+    if names == (TOKENS,):
+        return PREFERENCES
+    odd = [name for name in names if not isinstance(name, str) or not prefix_of(name)]
+    if len(names) < 2 or odd or PROMPT + TOKENS in names:
+        raise ValueError(
+            f"layout='paired' takes 2 sides or more, columns whose names end in '_{TOKENS}', such as length_column={PREFERENCES} "
+            f"(got {names}). A column {PROMPT + TOKENS!r} is put before each side by itself"
+        )
+    return tuple(names)
+
+
+def _rules(
+    known: Mapping[str, Padding], sizes: Sequence[Size], columns: ColumnSettings, packs: bool, layout: str = ""
+) -> ColumnRules:
     lengths = tuple(map(name_of_size, sizes))
     tokens = None if columns.token_columns is None else names_of("token_columns", columns.token_columns)
     given = check_mapping("pad_values", columns.pad_values, "{'labels': -100}")
@@ -656,7 +691,16 @@ def _rules(known: Mapping[str, Padding], sizes: Sequence[Size], columns: ColumnS
     named = () if lengths == ("input_ids",) else [one for one in sizes if isinstance(one, str)]
     explicit = tuple(dict.fromkeys((*named, *given, *dtypes)))
     functions = tuple(name_of_size(one) for one in sizes if not isinstance(one, str))
-    return ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs, functions=functions)
+    rules = ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs, functions=functions)
+    if layout != "paired":
+        return rules
+    own = (TOKENS, *SIDE_COLUMNS)  # of batches, whose settings are those of all sides
+    given, dtypes = (
+        {prefix + name: one for name, one in each.items() if name in own for prefix in rules.prefixes} | each
+        for each in (given, dtypes)
+    )
+    explicit = tuple(name for name in explicit if name not in (*own, *lengths))
+    return replace(rules, pad_values=fills | given, dtypes=dtypes, explicit=explicit, stacks=True)
 
 
 def _collated(
@@ -736,16 +780,18 @@ def _layout(form: FormSettings, planner: BatchPlanner, side: str) -> Layout:
     """The layout that a user names."""
     if form.layout == "packed":
         return PackedLayout()
-    one_of("layout", form.layout, "padded", "nested", "grouped")
+    one_of("layout", form.layout, "padded", "nested", "grouped", "paired")
     static = planner.shapes() is not None
-    if static and form.layout != "padded":
+    if static and form.layout not in ("padded", "paired"):
         words = "nothing" if form.layout == "nested" else "each group to its own longest"
         raise ValueError(f"layout={form.layout!r} pads {words}, so it has no static shapes; choose layout='padded'")
     if form.layout == "grouped":
         return _grouped(form, planner, side)
     if form.num_groups is not None:
         raise ValueError(f"num_groups is for layout='grouped' (got layout={form.layout!r})")
-    return Padded(side == "left", static) if form.layout == "padded" else Nested()
+    if form.layout == "nested":
+        return Nested()
+    return (Paired if form.layout == "paired" else Padded)(side == "left", static)
 
 
 def _grouped(form: FormSettings, planner: BatchPlanner, side: str) -> Layout:

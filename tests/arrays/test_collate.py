@@ -564,7 +564,7 @@ def test_nested_samples_are_cut_as_planned() -> None:
 
 
 def test_a_layout_is_padded_nested_or_grouped() -> None:
-    with pytest.raises(ValueError, match=r"layout must be one of padded, nested, grouped \(got 'ragged'\)"):
+    with pytest.raises(ValueError, match=r"layout must be one of padded, nested, grouped, paired \(got 'ragged'\)"):
         bf.from_sequence([{"input_ids": [1]}]).batch(1, layout="ragged")  # type: ignore[typeddict-item]
 
 

@@ -141,19 +141,22 @@ A, B, C = {"pos": torch.ones(5, 3), "rot": torch.ones(5, 3, 3)}, {"pos": torch.o
         (lambda: LengthThresholds("seq", [-1]), "thresholds must be at least 0 (got -1)"),
         (lambda: OptimalGroups([], 2), "OptimalGroups must name at least 1 ragged dimension (got none)"),
         (lambda: OptimalGroups("seq", 0), "num_groups must be at least 1 group (got 0)"),
-        (lambda: Collection([C], "res").group(Partition([[0], []])), "group 1 of the partition is empty; leave it out"),
+        (lambda: Collection([C], "res").group(Partition([[0], []])), "group 1 is empty; leave it out"),
         (
             lambda: Collection([C], "res").group(Partition([[0, 1]])),
-            "the partition must name samples 0 to 0 (got 0 to 1)",
+            "sample numbers must be between 0 and 0 (got 0 to 1)",
         ),
-        (lambda: Collection([C, C], "res").group(Partition([])), "the partition must name samples 0 to 1 (got none)"),
+        (
+            lambda: Collection([C, C], "res").group(Partition([])),
+            "sample 0 is in 0 groups; a partition has each in exactly one",
+        ),
         (
             lambda: Collection([C, C], "res").group(Partition([[0], [0]])),
             "sample 0 is in 2 groups; a partition has each in exactly one",
         ),
         (
-            lambda: Collection([C, C], "res").group(Partition([[1]])),
-            "sample 0 is in 0 groups; a partition has each in exactly one",
+            lambda: Collection([C, C], "res").group(Partition([[0]])),
+            "sample 1 is in 0 groups; a partition has each in exactly one",
         ),
         (
             lambda: Collection(

@@ -306,6 +306,12 @@ def test_a_rounded_integer_is_told_beside_a_text_that_is_a_time_by_the_schema(tm
             list(bf.from_files(tmp_path / "a.jsonl", schema={"d": pa.timestamp("s"), "x": pa.float64()}))
 
 
+def test_a_rounded_integer_changes_nothing_for_large_floats_beside_it() -> None:
+    schema = pa.schema({"x": pa.float32()})
+    alone = parse(b'{"x": 1.5e300}', schema)[0]
+    assert parse(b'{"x": 1.5e300}\n{"x": 9007199254740993}', schema)[0] == alone
+
+
 def test_a_bad_line_after_one_that_only_python_reads_is_told_with_its_place(tmp_path: Path) -> None:
     """The line of half a surrogate pair is parsed alone; what follows the bad one is not parsed at all."""
     good = [b'{"x": 0.5, "m": {}}'] * 1_002

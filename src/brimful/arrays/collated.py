@@ -164,21 +164,21 @@ class Collated(Stage[Any]):
         counts: dict[str, Any] = {}
         for labels, *names in zip(known, NUM_ITEMS, NUM_SAMPLES, SUM_OF_WEIGHTS):
             if labels is not None and (num_items := self._num_items(labels, columns)) is not None:
-                found = num_items, labels.samples, labels.weights
-                counts |= dict(zip(names if follow.weighs else names[:2], found))
+                of_step = num_items, labels.samples, labels.weights
+                counts |= dict(zip(names if follow.weighs else names[:2], of_step))
         if counts and batch.weight != 0:
             self.check_labels(batch, item, columns, next(iter(counts)))
+        named = isinstance(item, (dict, MutableMapping))  # a dict is known sooner
+        if named and (weights := loss_weights(batch, follow)) is not None:
+            counts[LOSS_WEIGHTS] = np.append(weights, np.zeros(self.rows(batch) - len(weights)))
+        made = _weigh(item, batch, columns, counts) if named and (batch.weight is not None or counts) else {}
         if run.made is not None:
             shape, slots = self.shape(batch, item, columns)
             samples, tokens = (0, 0) if batch.weight == 0 else (batch.num_samples, batch.num_tokens)
             sizes = batch.totals if samples else {}
             run.made.append(Made(samples, tokens, slots, shape, self.fewer_shapes, one.unlabelled, one.example, sizes))
-        if isinstance(item, (dict, MutableMapping)):  # a dict is known sooner
-            if (weights := loss_weights(batch, follow)) is not None:
-                counts[LOSS_WEIGHTS] = np.append(weights, np.zeros(self.rows(batch) - len(weights)))
-            made = {} if batch.weight is None and not counts else _weigh(item, batch, columns, counts)
-            if self.convert is not None:
-                self.convert(item, self.rules, item if self.as_arrays else made)
+        if named and self.convert is not None:
+            self.convert(item, self.rules, item if self.as_arrays else made)
         remember(item, batch, columns)
         return (batch, item) if self.with_batch else item
 
@@ -248,11 +248,9 @@ def _weigh(
             f"collate_fn returns {clash[0]!r}, and batches of ranks or optimizer steps hold something of that name; give it "
             "another one"
         )
-    made |= {
-        name: np.array(count) if isinstance(count, int) else columns.made(name, np.asarray(count))
-        for name, count in counts.items()
-        if name not in item
-    }
+    for name, count in counts.items():
+        if name not in item:
+            made[name] = np.array(count) if isinstance(count, int) else columns.made(name, np.asarray(count))
     item.update(made)
     if LOSS_WEIGHTS in counts and COLUMN_KINDS in item:
         item[COLUMN_KINDS][LOSS_WEIGHTS] = "pieces"

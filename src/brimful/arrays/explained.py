@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from brimful.arrays.columns import WindowColumns
 from brimful.batching.batch import Batch, PlannedWindow
-from brimful.batching.sizes import TOKENS
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.tables.origins import ORIGIN, where
+from brimful.tables.ragged import MASK, TOKENS, prefix_of
 
 _SHOWN: Final = 60
 """Characters of a text in a table."""
@@ -210,8 +210,8 @@ def _places(window: PlanningWindow, count: int) -> tuple[Sequence[str | None], S
 
 def _tokens(batch: Mapping[str, Any], made: Batch, column: str) -> Iterator[list[int]]:
     """The tokens of each sample, or piece, as far as the batch shows them."""
-    ids: Any = batch.get(column)
-    mask: Any = batch.get("attention_mask")
+    ids: Any = batch.get(column, batch.get(TOKENS))  # of several sides, the first lies on top
+    mask: Any = batch.get(prefix_of(column) + MASK, batch.get(MASK))
     if not isinstance(ids, _arrays()):
         return
     if made.pieces is not None:

@@ -19,6 +19,7 @@ from brimful.tables.ragged import (
     LABELS,
     NOT_TRAINED_ON,
     SHIFTED,
+    TOKENS,
     gather,
     is_list,
     loss_labels,
@@ -26,8 +27,6 @@ from brimful.tables.ragged import (
     ragged,
     trained_on,
 )
-
-TOKENS: Final = "input_ids"
 
 
 class LabelsFollow(NamedTuple):
@@ -39,6 +38,7 @@ class LabelsFollow(NamedTuple):
         lengths: the length columns. Where one is missing, nothing is cut. Packing makes labels of the first where there are none.
         as_numbers: those of the two that become tensors of fractions or truth values, of which -100 is one.
         functions: those of the length columns that are functions of the user's.
+        stacks: a sample has several sides, which a loss compares: it counts as one, whatever its labels are.
         weights: the column that says what a sample counts for in a mean over samples; None: each counts for 1.
         piece_length: where packing splits samples, the most tokens of a piece; else 0.
     """
@@ -48,6 +48,7 @@ class LabelsFollow(NamedTuple):
     lengths: tuple[str, ...] = (TOKENS,)
     as_numbers: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    stacks: bool = False
     weights: str | None = None
     piece_length: int = 0
 
@@ -86,6 +87,8 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> LossLabel
     >>> labels_of(schema, False, LabelsFollow(labels=0)), labels_of(schema, False, LabelsFollow())
     (LossLabels(name='labels', by='token', follows=0), LossLabels(name='labels', by='class', follows=None))
     """
+    if follow.stacks:
+        return LossLabels(follow.lengths[0], "sample")
     name = loss_labels(schema.names)
     if name is None:
         return LossLabels(follow.lengths[0], "token", 0) if packs else None
@@ -140,11 +143,11 @@ def counted(batches: PlannedWindow, follow: LabelsFollow, rows: bool = False) ->
         return unknown
 
     def count(numbers: IntArray, starts: IntArray, kept: IntArray) -> Labelled:
-        if is_made and (found is None or (found[0] == found[1]).all()):  # hardly any token is -100
-            return Labelled(kept, (kept > 0).astype(np.int64))  # each token but the first of a piece
         none = np.zeros(len(numbers), np.int64)
-        if found is None:
+        if by == "sample":
             return Labelled(none + 1, none)
+        if found is None or (is_made and (found[0] == found[1]).all()):  # hardly any token is -100
+            return Labelled(kept, (kept > 0).astype(np.int64))  # each token but the first of a piece
         sizes, given, edges = found[:, numbers]
         if by == "class":
             return Labelled(np.minimum(given, 1), none)

@@ -126,7 +126,7 @@ class PlanningWindow:
         whole = None if self.whole is None else self.whole[numbers]
         return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers], whole=whole)
 
-    def truncated(self, columns: tuple[str, ...], most: int, side: TruncateSide) -> PlanningWindow:
+    def truncated(self, columns: tuple[tuple[str, ...], ...], most: int, side: TruncateSide) -> PlanningWindow:
         """The window with at most `most` tokens of each sample: what users give `truncate_side` for."""
         lengths = np.minimum(self.lengths, most)
         if (lengths == self.lengths).all():

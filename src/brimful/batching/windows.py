@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.sizes import TOKENS, Size, name_of_size, sizes_at, sizes_in
+from brimful.batching.sizes import Size, name_of_size, sizes_at, sizes_in
 from brimful.batching.window import InTurn, PlanningWindow
 from brimful.core.counters import add_counts, again
 from brimful.core.facts import Facts, facts_of, following
@@ -23,7 +23,7 @@ from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat, Reread
-from brimful.index.views import ChosenIndex, UnmaskedIndex
+from brimful.index.views import ChosenIndex, PromptedIndex, UnmaskedIndex
 from brimful.plan import OverlongError, Policy
 from brimful.plan.errors import warn_once
 from brimful.plan.once import once
@@ -34,7 +34,7 @@ from brimful.rows.columns import Choice
 from brimful.rows.pace import Patience
 from brimful.tables.blocks import Block, begins, visible
 from brimful.tables.checksums import checksums, in_state
-from brimful.tables.ragged import MASK, distinct, unmasked
+from brimful.tables.ragged import MASK, TOKENS, distinct, prompted, unmasked
 from brimful.tables.texts import TokenizedText, texts_in
 
 AUTO_BYTES: Final = 256 << 20
@@ -53,7 +53,8 @@ class Windowed(Stage[PlanningWindow]):
     """Abstract: cuts rows into windows of `size`; 0: as many rows as `policy` needs for 1 % padding, or for `batches` of them,
     judged once.
 
-    `unmasked`: columns without the tokens that `attention_mask`, one of them, hides. `text`: what windows need not hold.
+    `unmasked`: columns without the tokens that `attention_mask`, one of them, hides. `text`: what windows need not hold. `sides`:
+    the prefixes of columns that begin with the prompt, where there is one.
     """
 
     verb = ""
@@ -67,6 +68,7 @@ class Windowed(Stage[PlanningWindow]):
     unmasked: tuple[str, ...] = not_in_state(())
     text: TokenizedText = not_in_state(TokenizedText())
     length_version: str | None = not_in_state(None)
+    sides: tuple[str, ...] = not_in_state(())
 
     def settings(self) -> dict[str, Any]:
         return {"window": self.size or "auto", "length_column": [*map(described, self.length_columns)]}
@@ -127,12 +129,12 @@ class Buffered(Windowed):
         self, held: ReplayBuffer, epoch: int, number: int, size: int, run: Run
     ) -> Generator[tuple[PlanningWindow, State], None, None]:
         if not size and held.fill(AUTO_SAMPLE):
-            size = self._resolve(unmasked(held.peek().slice(0, AUTO_SAMPLE), self.unmasked))
+            size = self._resolve(self._seen(held.peek().slice(0, AUTO_SAMPLE)))
         while True:
             most = self._most(size, number)
             if not (rows := held.fill(most + rest_rows(most))):
                 return
-            window = self._window(epoch, number, unmasked(held.take(window_ends(rows, most)), self.unmasked))
+            window = self._window(epoch, number, self._seen(held.take(window_ends(rows, most))))
             number += 1
             named = {"epoch": epoch, "window": number, "size": size}
             yield window, {**held.position, **named} if held.rows else END
@@ -170,7 +172,7 @@ class Buffered(Windowed):
             while counts and (not batches or counts[0][0] <= batches * self.first):
                 add_counts(counts.popleft()[1])
 
-        block = unmasked(held.take(count), self.unmasked)
+        block = self._seen(held.take(count))
         first = number * self.first
         measured = {one for one in self.length_columns if isinstance(one, str)} <= {*block.schema.names}
         turn = InTurn(number, measured, state, left_out)
@@ -191,6 +193,10 @@ class Buffered(Windowed):
         found = checksums(self.text.without(block))
         lengths = self._lengths(block)
         return PlanningWindow(epoch, number, lengths, rows, lambda own: (block, own), found, sizes=self.size_names)
+
+    def _seen(self, block: Block) -> Block:
+        """Rows as they are planned."""
+        return prompted(unmasked(block, self.unmasked), self.sides)
 
     def _lengths(self, block: Block) -> NDArray[np.int64]:
         return sizes_in(block, self.length_columns, self.lengths_required)
@@ -287,7 +293,8 @@ class Planned(Windowed):
         index = self.upstream.index
         if gone := [] if self.text.kept or not self.text.names else texts_in(index.schema, self.text.names):
             index = ChosenIndex(index, Choice("drop", tuple(gone)))
-        return UnmaskedIndex(index, self.unmasked) if self.unmasked else index
+        index = UnmaskedIndex(index, self.unmasked) if self.unmasked else index
+        return PromptedIndex(index, self.sides) if self.sides else index
 
     @once
     def _judged(self) -> int:

@@ -16,11 +16,13 @@ COUNTS: Final = (*NUM_ITEMS, *NUM_SAMPLES, *SUM_OF_WEIGHTS)
 """What a loss is divided by; a part of a batch has its share of each."""
 WEIGHTS: Final = "sample_weights"
 """A number a row, 0 where a row counts for nothing."""
+NUM_SIDES: Final = "num_sides"
+"""How many rows, below one another, a sample has: see `arrays.paired`."""
 OF_RANKS: Final = ("weight", "is_filler")
 """What a data-parallel rank's batch has beside its columns."""
 TAKEN: Final = (*COUNTS, "ends_step", WEIGHTS, LOSS_WEIGHTS)
 """Those that whoever computes a loss takes for brimful's, whoever made them."""
-OWN_KEYS: Final = (*OF_RANKS, *TAKEN, "lengths")
+OWN_KEYS: Final = (*OF_RANKS, *TAKEN, NUM_SIDES, "lengths")
 """All keys of a batch that brimful makes, and no model takes."""
 
 

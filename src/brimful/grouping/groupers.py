@@ -12,7 +12,7 @@ import numpy as np
 from brimful.grouping.language import Sizes, name_in
 from brimful.plan.errors import check_count, integer, names_of
 from brimful.plan.groups import by_thresholds, optimal_partition
-from brimful.plan.plan import IntArray
+from brimful.plan.plan import IntArray, joined, not_once_each
 
 Groups: TypeAlias = Sequence[Sequence[int]]
 
@@ -178,16 +178,9 @@ def checked(groups: Groups, num_samples: int) -> tuple[tuple[int, ...], ...]:
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise TypeError(f"a partition is sample numbers group by group, such as [[0, 2], [1]] (got {given!r})")
     partition = tuple(_members(group) for group in given)
-    if not all(partition):
-        raise ValueError(f"group {partition.index(())} of the partition is empty; leave it out")
-    members = np.array([sample for group in partition for sample in group], np.int64)
-    if not len(members) or members.min() < 0 or members.max() >= num_samples:
-        found = f"{members.min():,} to {members.max():,}" if len(members) else "none"
-        raise ValueError(f"the partition must name samples 0 to {num_samples - 1:,} (got {found})")
-    counts = np.bincount(members, minlength=num_samples)
-    if (counts != 1).any():
-        sample = int(np.argmax(counts != 1))
-        raise ValueError(f"sample {sample:,} is in {counts[sample]:,} groups; a partition has each in exactly one")
+    numbers, bounds = joined([np.array(group, np.int64) for group in partition])
+    if words := not_once_each(numbers, bounds, num_samples, ("group", "groups", "partition")):
+        raise ValueError(words)
     return partition
 
 

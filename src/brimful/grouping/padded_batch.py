@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 
 from brimful.core.own_keys import OWN_KEYS
-from brimful.grouping.bridges import PADDED_LEFT, data_of_groups, token_ends
-from brimful.grouping.calls import Outputs, applied
-from brimful.grouping.collection_data import CollectionData, regrouped
-from brimful.grouping.groupers import OptimalGroups, partition_by
+from brimful.grouping.bridges import PADDED_LEFT, token_ends
+from brimful.grouping.calls import Outputs
+from brimful.grouping.collection import Collection, regrouped
+from brimful.grouping.groupers import OptimalGroups
 from brimful.grouping.padded_groups import PaddedGroups
 from brimful.grouping.rows import Tensor
 from brimful.plan.errors import names_of
@@ -67,15 +67,14 @@ def group_apply(
     mask = _mask_of(batch)
     tensors = {name: _input(name, batch[name], mask) for name in _inputs_of(batch, inputs)}
     dims = {name: "seq ..." if tensor.shape[:2] == mask.shape else "..." for name, tensor in tensors.items()}
-    data = data_of_groups([tensors], dims, {"seq": _lengths(mask)}, None, None)
-    partition = partition_by(OptimalGroups("seq", num_groups, cost=cost), data.count, data.sizes)
-    grouped = regrouped(data, PaddedGroups.of(partition, data.sizes))
+    whole = Collection.from_padded(tensors, dims, {"seq": _lengths(mask)})
+    grouped = whole.group(OptimalGroups("seq", num_groups, cost=cost))
     wanted = "seq ..." if outputs is None else outputs
-    made = applied(grouped, _main_of(model) if isinstance(wanted, str) else model, None, wanted, None, None)
-    whole = PaddedGroups(data.padded_groups.partition, {"seq": np.array([mask.shape[1]])})
-    if isinstance(made, CollectionData):
-        return regrouped(made, whole).trees()[0]
-    return tuple(None if one is None else regrouped(one, whole).trees()[0] for one in made)
+    made = grouped.apply(_main_of(model) if isinstance(wanted, str) else model, outputs=wanted)
+    width = PaddedGroups(whole.partition, {"seq": np.array([mask.shape[1]])})
+    if isinstance(made, Collection):
+        return regrouped(made, width).groups[0]
+    return tuple(None if one is None else regrouped(one, width).groups[0] for one in made)
 
 
 def _mask_of(batch: Mapping[str, Any]) -> Tensor:

@@ -35,7 +35,7 @@ from brimful.inference.results import ResultFolder, ResultIndex, WindowsDone
 from brimful.loader import Loader
 from brimful.oom.exhaustion import GuardStats
 from brimful.oom.generation import OomSafe, owning, rows_of
-from brimful.oom.parts import divisible
+from brimful.oom.parts import splittable
 from brimful.plan import FixedSize, OverlongError, Packed, Policy
 from brimful.plan.errors import (
     DataError,
@@ -435,7 +435,7 @@ def _caller(fn: Callable[[Any], Any]) -> Callable[[Any], tuple[list[Any], int]]:
     name, call = name_of(fn), fn() if isinstance(fn, type) else fn
 
     def rows(part: Any) -> Sequence[Any]:
-        return rows_of(call(part), divisible(part).samples, name)
+        return rows_of(call(part), splittable(part).samples, name)
 
     safe = OomSafe(rows, None, f"the end of the run counts them; {_AVOIDS_SPLITS}")
 

@@ -303,18 +303,13 @@ def _where(model: nn.Module, call: Call, compared: _Comparison, unit: str, small
     layer = ""
     for event, seen in base.items():
         found = {one.place: one for one in again.get(event, [])}
-        if alone and _turns(modules[event.name]):
+        if alone and "rotary" in type(modules[event.name]).__name__.lower():  # the turns of a sample may begin anywhere
             continue
         told = [one for one in seen if one.unit == unit and not (alone and one.square)]
         if any(compared.difference(one, found.get(one.place), smallest) > compared.most for one in told):
             layer = event.name if alone and isinstance(modules[event.name], nn.Embedding) else event.inside
             break
     return layer, _kind(layer, modules[layer], compared.test)
-
-
-def _turns(module: nn.Module) -> bool:
-    """Whether a module makes rotations of positions: those of a sample may begin anywhere."""
-    return "rotary" in type(module).__name__.lower()
 
 
 _KINDS: Final = (

@@ -87,7 +87,7 @@ class Plan:
         lengths = as_lengths(lengths)
         arrays = [_whole("sample numbers", batch) for batch in batches]
         numbers, bounds = joined(arrays)
-        if words := _not_once_each(numbers, bounds, len(lengths)):
+        if words := not_once_each(numbers, bounds, len(lengths)):
             raise ValueError(words)
         if padded_lengths is None:
             padded_lengths = np.maximum(longest_of_each(lengths, numbers, bounds), 1)
@@ -234,7 +234,7 @@ def planned(policy: Policy, lengths: IntArray) -> Plan:
         )
     words = (
         _malformed(plan, lengths)
-        or _not_once_each(plan.numbers, plan.bounds, len(lengths))
+        or not_once_each(plan.numbers, plan.bounds, len(lengths))
         or _too_small(plan, lengths)
         or _filled_up(policy, plan)
     )
@@ -330,11 +330,18 @@ def _malformed(plan: Plan, lengths: IntArray) -> str:
     return ""
 
 
-def _not_once_each(numbers: IntArray, bounds: IntArray, num_samples: int) -> str:
-    """Why the batches do not have each sample in exactly one; "" where they do."""
+def not_once_each(
+    numbers: IntArray, bounds: IntArray, num_samples: int, words: tuple[str, str, str] = ("batch", "batches", "plan")
+) -> str:
+    """Why the batches do not have each sample in exactly one; "" where they do.
+
+    Args:
+        words: for a batch, several, and all of them.
+    """
+    part, parts, whole = words
     sizes = np.diff(bounds)
     if sizes.min(initial=1) < 1:
-        return f"batch {int(np.argmax(sizes < 1)):,} is empty; leave it out"
+        return f"{part} {int(np.argmax(sizes < 1)):,} is empty; leave it out"
     if len(numbers) and (numbers.min() < 0 or numbers.max() >= num_samples):
         return f"sample numbers must be between 0 and {num_samples - 1:,} (got {numbers.min():,} to {numbers.max():,})"
     seen = np.zeros(num_samples, dtype=bool)
@@ -343,7 +350,7 @@ def _not_once_each(numbers: IntArray, bounds: IntArray, num_samples: int) -> str
         return ""
     counts = np.bincount(numbers, minlength=num_samples)
     sample = int(np.argmax(counts != 1))
-    return f"sample {sample:,} is in {counts[sample]:,} batches; a plan has each in exactly one"
+    return f"sample {sample:,} is in {counts[sample]:,} {parts}; a {whole} has each in exactly one"
 
 
 def _too_small(plan: Plan, lengths: IntArray) -> str:

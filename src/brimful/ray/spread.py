@@ -68,8 +68,9 @@ class RayStage(Stage[Block]):
 
             def open_shard(turn: int, shard: Shard, position: Position) -> OpenShard:
                 name, unit = files.urls.name(shard), files.unit(shard)
-                words = partial(_words, name, unit)
-                pieces = cluster.stream(made_of, job, shard, name, at=position, place=words)
+                pieces = cluster.stream(
+                    made_of, job, shard, name, at=position, place=lambda at: f"shard {name}, {unit} {at[-1] + 1:,}"
+                )
                 return OpenShard(turn, lambda: pieces, position, None, shard.url, files.urls.timeout_seconds, unit)
 
             yield from files.rotated(at, open_shard, lambda: AHEAD_PER_CPU * cluster.cpus)
@@ -125,10 +126,6 @@ def for_worker(stage: Stage[Any], source: Stage[Any], run: Run) -> Stage[Any]:
         learnt = None if stage.learnt is None else Learnt(schema_of(cast(Caller, stage), run))
         own = replace(stage, parallel=stage.parallel.for_worker, learnt=learnt)
     return with_inputs(own, *(for_worker(one, source, run) for one in stage.inputs))
-
-
-def _words(name: str, unit: str, at: Position) -> str:
-    return f"shard {name}, {unit} {at[-1] + 1:,}"
 
 
 # -- in a worker -----------------------------------------------------------------------------------------------------------

@@ -85,17 +85,12 @@ def _first(lengths: NDArray[np.int64], most: int) -> Lengths:
 
 def _lengths_in(url: str, file: Any, column: str) -> NDArray[np.int64]:
     try:
-        array = _numpy(file) if url.endswith(".npy") else _parquet(file, column)
+        array: NDArray[Any] = np.load(file, allow_pickle=False) if url.endswith(".npy") else _parquet(file, column)
         if array.ndim != 1:
             raise ValueError(f"lengths must have shape (n,) (got {array.shape})")
         return as_lengths(array)
     except (ValueError, EOFError, pa.ArrowException) as error:
         raise ValueError(f"{url}: {error}") from error
-
-
-def _numpy(file: Any) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(file, allow_pickle=False)
-    return array
 
 
 def _parquet(file: Any, column: str) -> NDArray[Any]:

@@ -20,7 +20,7 @@ from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, not_in_state, share
 from brimful.core.threads import Workers
 from brimful.plan import random
-from brimful.plan.errors import DataError, StateError, check_bool, check_count, counted, logger, one_of
+from brimful.plan.errors import DataError, StateError, check_bool, check_count, counted, logger, of_setting, one_of
 from brimful.plan.once import once
 from brimful.sources.columnar import ColumnarFormat, LacksError, widened
 from brimful.sources.compressed import endings
@@ -74,8 +74,11 @@ class FromFiles(Stage[Block]):
         check_bool("shuffle_shards", self.shuffle_shards)
         one_of("on_error", self.on_error, *get_args(OnError))
         if isinstance(self.format, str) and self.format not in ("auto", *FORMATS):
-            raise ValueError(
-                f"format must be one of {', '.join(('auto', *FORMATS))}, or a function of the open file (got {self.format!r})"
+            raise of_setting(
+                "format",
+                ValueError(
+                    f"format must be one of {', '.join(('auto', *FORMATS))}, or a function of the open file (got {self.format!r})"
+                ),
             )
         for name in self.columns or ():
             if self.schema is not None and name not in self.schema.names:
@@ -229,9 +232,12 @@ class FromFiles(Stage[Block]):
     def _format(self, shard: Shard) -> Format:
         form = self._named(shard.url)
         if form is None:
-            raise ValueError(
-                f"the name of {shard.url} does not show its format. Give format= "
-                f"({', '.join(FORMATS)}, or a function of the open file)"
+            raise of_setting(
+                "format",
+                ValueError(
+                    f"the name of {shard.url} does not show its format. Give format= "
+                    f"({', '.join(FORMATS)}, or a function of the open file)"
+                ),
             )
         return form
 

@@ -142,7 +142,7 @@ class JsonLines(RecordParser[bytes]):
         def texts(rows: NDArray[np.int64]) -> list[bytes]:
             some = numbers[rows]
             bounds = zip(starts[some].tolist(), lines.ends[some].tolist())
-            return [lines.data[start:end].rstrip(_SPACE) for start, end in bounds]
+            return [lines.data[start:end] for start, end in bounds]
 
         block = self._block(joined(lines.data, lines.ends, numbers), len(numbers))
         if not (rounded := self._rounded(block, texts)):
@@ -283,10 +283,12 @@ class JsonLines(RecordParser[bytes]):
         some = lines(rows)
         with suppress(msgspec.MsgspecError, RecursionError):
             found = self._float_texts.decode_lines(b"\n".join(some))
-            texts = [b",".join(filter(None, one)) for one in map(msgspec.structs.astuple, found)]
+            texts = [*map(msgspec.structs.astuple, found)]
             if len(found) == len(some):
-                may_be = [*map(_LONG.search, texts)] if _LONG.search(b",".join(texts)) else [None] * len(some)
-                rows, some = rows[[one is not None for one in may_be]], [*compress(some, may_be)]
+                if not _LONG.search(b",".join(text for one in texts for text in one if text is not None)):
+                    return {}
+                may_be = [any(map(_LONG.search, filter(None, one))) for one in texts]  # for other faults Arrow is asked
+                rows, some = rows[may_be], [*compress(some, may_be)]
         misfits = (misfit(decode(one), self._floats, "drop") for one in some)
         return {row: error.told() for row, error in zip(rows.tolist(), misfits) if error}
 

@@ -13,7 +13,7 @@ from brimful.arrays.layout import Layout, refuse_taken
 from brimful.arrays.padded import Padded
 from brimful.batching.batch import Batch
 from brimful.grouping.collection import collection_of
-from brimful.grouping.collection_data import CollectionData, Column
+from brimful.grouping.columns import Column
 from brimful.grouping.language import is_name
 from brimful.grouping.padded_groups import PaddedGroups
 from brimful.plan import optimal_partition
@@ -87,7 +87,7 @@ class Grouped(Layout):
                 extents[ragged[key]] = np.array([tensor.shape[1] for tensor in tensors])
             found[key] = Column(dims, columns.fill(key), tensors)
         groups = PaddedGroups(tuple(tuple(members.tolist()) for members in partition), extents)
-        out["groups"] = collection_of(CollectionData(len(numbers), found, lengths, {}, groups))
+        out["groups"] = collection_of(len(numbers), found, lengths, groups)
         return out
 
     def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
@@ -142,6 +142,6 @@ def _ragged(
         if isinstance(column, ListColumn):
             names[column.name] = column.name if column.follows is None else columns.given[column.follows]
             lengths.setdefault(names[column.name], column.counts[numbers])
-    if columns.given and all(column.name != "attention_mask" for column in columns.all):
-        names["attention_mask"] = columns.given[0]
+    for name, place in columns.masks.items():
+        names.setdefault(name, columns.given[place])
     return names, lengths
