@@ -215,7 +215,7 @@ def test_a_worker_that_dies_is_an_error_that_names_its_samples() -> None:
 
 def test_a_data_set_that_cannot_be_sent_is_refused() -> None:
     with pytest.raises(
-        TypeError, match=r"from_dataset\(Unsent\) cannot be sent to another process: .*num_workers=0 of stream"
+        TypeError, match=r"from_dataset\(Unsent\) cannot be sent to another process: .*stream\(num_workers=0\)"
     ):
         list(bf.from_dataset(Unsent()).stream(num_workers=1))
 
