@@ -722,7 +722,7 @@ def test_other_data_are_the_bases_matter(tmp_path: Path) -> None:
             {"train_dataset": bf.from_sequence(rows(3))},
             r"train_dataset is samples \(a IndexedDataset\), .* give it data.batch_by_tokens",
         ),
-        ({"train_dataset": bf.from_sequence(rows(3)).loader()}, r"train_dataset is samples \(a Loader\)"),
+        ({"train_dataset": bf.from_sequence(rows(3)).loader()}, r"train_dataset is samples \(a TorchLoader\)"),
         ({"eval_dataset": {"a": bf.from_sequence(rows(3))}}, r"eval_dataset\['a'\] is samples"),
         ({"eval_dataset": indexed().loader(steps_per_epoch=2)}, r"steps_per_epoch=2, .* batches.take\(2\)"),
         (
