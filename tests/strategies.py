@@ -53,6 +53,7 @@ from brimful.core.repeat import Repeat
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
 from brimful.encoding.encoders import chat_encoder_for, encoder_for
+from brimful.index.fetched import FetchSamples
 from brimful.index.indexed import Choose as IndexChoose
 from brimful.index.indexed import ChooseSource as IndexChooseSource
 from brimful.index.indexed import Repeat as IndexRepeat
@@ -641,7 +642,27 @@ choices = st.sampled_from([Choice("drop", ("text",)), Choice("rename", ("text",)
 windowed: dict[str, Any] = {"size": few, "length_columns": ("input_ids",), "lengths_required": True}
 automatic: dict[str, Any] = windowed | {"size": 0, "policy": FixedSize(1)}
 
+
+class AskedForSeveral(list[Any]):
+    """Samples that may be asked for several at once, as torch's DataLoader asks."""
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        return [self[number] for number in numbers]
+
+
 SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
+    FetchSamples: st.builds(
+        lambda counts, kind, shuffle, seed, own: (
+            lambda: replace(
+                bf.from_dataset(kind(samples_of(counts)), shuffle=shuffle, seed=seed).stream().stage, parallel=own
+            )
+        ),
+        lengths,
+        st.sampled_from([list, AskedForSeveral]),
+        st.booleans(),
+        seeds,
+        threads,
+    ),
     FromFiles: st.one_of(files(), files(), tables()),
     FromIterable: lengths.map(lambda counts: lambda: bf.from_iterable(samples_of(counts)).stage),
     FromTables: st.builds(

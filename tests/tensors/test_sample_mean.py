@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -564,3 +565,17 @@ PADDED: Final = {"labels": torch.tensor([[1, -100], [2, 3]])}
 def test_each_error_says_what_to_give(losses: Any, batch: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=re.escape(words)):
         bf.sample_mean(losses, batch)
+
+
+def test_arrays_have_the_same_keys_and_values() -> None:
+    rows = [{"input_ids": [1, 2], "labels": [-100, 2], "w": 0.1}, {"input_ids": [3] * 9, "labels": [3] * 9, "w": 2.5}]
+    data = bf.from_sequence(rows)
+    for batches in (
+        data.batch(2, sample_weight_column="w", micro_batches=2),
+        data.batch(bf.StaticShapes([4, 9], 18), sample_weight_column="w"),
+        data.pack(4, overlong="split", sample_weight_column="w"),
+    ):
+        for one, other in zip(batches.shard(0, 1).numpy(), batches.shard(0, 1), strict=True):
+            for name in (NUM_SAMPLES[0], SUM_OF_WEIGHTS[0], LOSS_WEIGHTS):
+                assert isinstance(one[name], np.ndarray)
+                assert one[name].tolist() == other[name].tolist()

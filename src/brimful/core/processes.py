@@ -98,7 +98,7 @@ class Remote(Generic[R]):
         except Exception as error:
             raise TypeError(
                 f"{name} cannot be sent to another process: {type(error).__name__}: {error}; make what it needs inside of it, "
-                "or give executor_type='thread'"
+                "or do without processes, by stream(num_workers=0) or executor_type='thread'"
             ) from error
         self._name = name
         self._children: list[Child] = []

@@ -136,11 +136,15 @@ class MapStyleIndex(DataIndex):
         return self.schema if known else None
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
-        if self.collate_fn is not None:
-            block = pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64())], [SAMPLE])
-        else:
-            block = self._block(numbers.tolist())
-        return with_column(block, ORIGIN, origins(self.name, numbers, SAMPLE)), np.arange(len(numbers))
+        block = self.numbered(numbers)
+        if self.collate_fn is None:
+            block = with_column(self._block(numbers.tolist()), ORIGIN, block.column(ORIGIN))
+        return block, np.arange(len(numbers))
+
+    def numbered(self, numbers: NDArray[np.int64]) -> Block:
+        """A row for each sample that holds no more than its number."""
+        block = pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64())], [SAMPLE])
+        return with_column(block, ORIGIN, origins(self.name, numbers, SAMPLE))
 
     def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
         if self.given is None and not self._measures(columns, required):
@@ -257,8 +261,10 @@ class MapStyleIndex(DataIndex):
         )
 
     def _row(self, number: int) -> Sample:
-        """A sample as a row, its tensors as arrays."""
-        sample = sample_at(self.dataset, self.name, number)
+        return self.row_of(sample_at(self.dataset, self.name, number), number)
+
+    def row_of(self, sample: Any, number: int) -> Sample:
+        """A sample of this number as a row, its tensors as arrays."""
         try:
             if isinstance(sample, Mapping):
                 return {name: _plain(value) for name, value in sample.items()}
@@ -288,6 +294,27 @@ def sample_at(dataset: Any, name: str, number: int) -> Any:
         return dataset[number]
     except Exception as error:
         raise StageError(f"{name}[{number}] failed ({SAMPLE} {number:,}): {type(error).__name__}: {error}") from error
+
+
+def samples_at(dataset: Any, name: str, numbers: Sequence[int]) -> Sequence[Any]:
+    """Some samples of a user's data set, by one call of its `__getitems__` where it has that.
+
+    Raises:
+        StageError: what it raised, with the number of the sample that fails by itself, if one does.
+    """
+    if not hasattr(dataset, "__getitems__"):
+        return [sample_at(dataset, name, number) for number in numbers]
+    try:
+        found = dataset.__getitems__([*numbers])
+        if len(found) != len(numbers):
+            raise ValueError(f"it returned {len(found):,} samples for {len(numbers):,} numbers")
+    except Exception as error:
+        for number in numbers if hasattr(dataset, "__getitem__") else ():
+            sample_at(dataset, name, number)
+        shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+        raise StageError(f"{name}.__getitems__([{shown}]) failed: {type(error).__name__}: {error}") from error
+    samples: Sequence[Any] = found
+    return samples
 
 
 _IN_USE: Final[WeakSet[MapStyleIndex]] = WeakSet()
