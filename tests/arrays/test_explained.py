@@ -73,7 +73,9 @@ def test_of_a_function_the_tensors_that_it_makes_are_told(files: bf.Dataset) -> 
     transformers = pytest.importorskip("transformers")
     collator = transformers.DataCollatorWithPadding(make.bert(padding_side="left"))
     batches = files.tokenize(make.bert()).select("input_ids").batch(5, collate_fn=collator)
-    assert [tuple(one)[:-1] for one in batches.explain(next(iter(batches)))] == [expected(number) for number in range(5)]
+    assert [tuple(one)[:-1] for one in batches.explain(next(iter(batches)))] == [
+        expected(number) for number in range(5)
+    ]
 
 
 def test_it_prints_as_a_table_of_what_is_known(files: bf.Dataset, tmp_path: Path) -> None:

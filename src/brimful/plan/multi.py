@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from brimful.plan.budget import ENDLESS, as_limits, share
-from brimful.plan.cut import plan_wide
+from brimful.plan.cut import plan_units, plan_wide
 from brimful.plan.errors import check_count
 from brimful.plan.overlong import refuse_beyond
 from brimful.plan.pack import rows_within
@@ -101,7 +101,7 @@ class MultiBudget:
             return self.total[self.columns[0]]
         return self.padded[self.columns[0]] // self.pad_to_multiple_of * self.pad_to_multiple_of
 
-    def plan(self, sizes: ArrayLike | Mapping[str, ArrayLike]) -> Plan:
+    def plan(self, sizes: ArrayLike | Mapping[str, ArrayLike], *, units: ArrayLike | None = None) -> Plan:
         """Batches within all limits.
 
         Args:
@@ -123,7 +123,7 @@ class MultiBudget:
             values, np.column_stack([lengths, totals]), {**self.padded, **self.total}, self.max_length, rounding
         )
         wide = isinstance(sizes, Mapping) or np.ndim(sizes) > 1
-        plan = self._cut(values, lengths, totals) if count else self._filled(values)
+        plan = self._cut(values, lengths, totals, units) if count else self._filled(values, units)
         return plan if wide else replace(plan, padded_lengths=plan.padded_lengths[:, 0])
 
     def divided(self, parts: int) -> MultiBudget:
@@ -159,26 +159,29 @@ class MultiBudget:
             raise ValueError(f"the limits are of {len(names)} sizes, {', '.join(names)} (got shape {np.shape(sizes)})")
         return values
 
-    def _cut(self, values: IntArray, lengths: IntArray, totals: IntArray) -> Plan:
+    def _cut(self, values: IntArray, lengths: IntArray, totals: IntArray, units: ArrayLike | None) -> Plan:
         limits, samples = [*self.padded.values()], self.max_samples or ENDLESS
 
         def rows(widths: tuple[int, ...]) -> int:
             return min(samples, *(limit // width for limit, width in zip(limits, widths, strict=True)))
 
-        plan = plan_wide(lengths, lengths, rows, totals, [*self.total.values()])
+        if units is None:
+            plan = plan_wide(lengths, lengths, rows, totals, [*self.total.values()])
+        else:
+            plan = plan_units(lengths, lengths, rows, units, totals=totals, limits=self.total)
         greatest = (
             longest_of_each(totals, plan.numbers, plan.bounds) if len(values) and totals.size else totals[: len(plan)]
         )
         return replace(
             plan,
-            padded_lengths=np.concatenate([plan.padded_lengths, greatest.reshape(len(plan), -1)], axis=1),
+            padded_lengths=np.concatenate([plan.padded_lengths, greatest.reshape(len(plan), totals.shape[1])], axis=1),
             tokens=int(values[:, : self.num_padded].sum()),
             num_padded=self.num_padded,
         )
 
-    def _filled(self, values: IntArray) -> Plan:
-        limits, columns = [*self.total.values()], values
+    def _filled(self, values: IntArray, units: ArrayLike | None) -> Plan:
+        limits, columns = dict(self.total), values
         if self.max_samples is not None:
-            limits.append(self.max_samples)
+            limits["samples"] = self.max_samples
             columns = np.column_stack([values, np.ones(len(values), np.int64)])
-        return rows_within(values, columns, limits)
+        return rows_within(values, columns, limits, units)
