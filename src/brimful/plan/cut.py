@@ -84,8 +84,10 @@ def plan_units(
     refuse_units(
         own,
         own.counts <= at_most,
-        lambda unit: f"is padded to {' + '.join(f'{n:,}' for n in np.atleast_1d(longest[unit]))} tokens",
-        lambda unit: f"a batch of that length, which has at most {counted(int(at_most[unit]), 'sample')}",
+        lambda unit: (
+            f"is padded to {' + '.join(f'{n:,}' for n in np.atleast_1d(longest[unit]))} tokens, and cannot fit a batch of that "
+            f"length, which has at most {counted(int(at_most[unit]), 'sample')}"
+        ),
         "raise the budget",
     )
     sums = None if totals is None else own.sums(totals)

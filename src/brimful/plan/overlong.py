@@ -126,14 +126,12 @@ def refuse_beyond(
     )
 
 
-def refuse_units(
-    units: Units, fits: NDArray[np.bool_], has: Callable[[int], str], limit: Callable[[int], str], remedy: str
-) -> None:
+def refuse_units(units: Units, fits: NDArray[np.bool_], why: Callable[[int], str], remedy: str) -> None:
     """Raise for the first unit that does not fit, and name the samples of all of them.
 
     Args:
         fits: which units can be placed, (u,).
-        has, limit: how much unit i has, and what it cannot fit, in words.
+        why: how much unit i has, and what it cannot fit, in words.
         remedy: the end of the message.
     Raises:
         OverlongError: at least one of `fits` is False.
@@ -144,7 +142,7 @@ def refuse_units(
     unit = int(wrong[0])
     sample, count = int(units.begins[unit]), counted(int(units.counts[unit]), "sample")
     raise OverlongError(
-        f"a unit of {count} (sample {sample:,}) {has(unit)}, and cannot fit {limit(unit)}; filter it, or {remedy}",
+        f"a unit of {count} (sample {sample:,}) {why(unit)}; filter it, or {remedy}",
         sample=sample,
         samples=tuple(units.samples(wrong).tolist()),
     )
@@ -159,10 +157,9 @@ def refuse_sums(units: Units, sums: IntArray, limits: Mapping[str, int]) -> None
         OverlongError: there is one.
     """
     for (name, limit), own in zip(limits.items(), sums.T, strict=True):
-        has = [f"has {total:,} in sum" for total in own.tolist()] if (own > limit).any() else []
-        refuse_units(
-            units, own <= limit, has.__getitem__, lambda _, words=f"{name}={limit:,}": words, "raise the limit"
-        )
+        fits = own <= limit
+        why = [] if fits.all() else [f"has {total:,} in sum, and cannot fit {name}={limit:,}" for total in own.tolist()]
+        refuse_units(units, fits, why.__getitem__, "raise the limit")
 
 
 def plan_with(
