@@ -122,6 +122,13 @@ def test_law_of_random_chains(make: draw.Make, epochs: tuple[int, ...], rows: in
         assert_exact_resume(make, epochs=epochs, max_items=25, max_resumes=6)
 
 
+@given(make=draw.together(), epochs=epochs, rows=st.integers(1, 5), size=sizes)
+@examples(60)
+def test_law_of_chains_of_units(make: draw.Make, epochs: tuple[int, ...], rows: int, size: int) -> None:
+    with draw.small(rows, size):
+        assert_exact_resume(make, epochs=epochs, max_items=25, max_resumes=8)
+
+
 @given(make=draw.rows(), repeat=st.booleans(), rows=st.integers(1, 5), size=sizes)
 @examples(20)
 def test_law_of_data_sets(make: draw.Make, repeat: bool, rows: int, size: int) -> None:

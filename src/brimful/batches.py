@@ -551,6 +551,10 @@ def batches_of(
     if planner.truncate_side != "right":
         planner = replace(cast(Any, planner), token_columns=rules.token_aligned_columns)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
+    if data.units is not None and planner.overlong == "split":
+        raise ValueError(
+            f"overlong='split' parts the units of {data.units.key!r}: choose 'raise', 'truncate' or 'drop'"
+        )
     originals = data.originals()
     if originals is not None:
         _check_whole(planner)
@@ -566,8 +570,8 @@ def batches_of(
     windows: Stage[PlanningWindow]
     if data.streamed_by:
         # a window that the user gave may end with a batch that is not full
-        in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
-        first = planner.first_rows, planner.first_share
+        in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0 and data.units is None
+        first = planner.first_rows if data.units is None else 0, planner.first_share
         buffered = Buffered(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text, None, *first)
         windows = Ahead(replace(buffered, in_turn=in_turn), 1, "window")
     else:

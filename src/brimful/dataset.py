@@ -21,7 +21,7 @@ from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shuffle import Shuffle
 from brimful.batching.sizes import LengthColumn
 from brimful.core.counters import OnError
-from brimful.core.facts import facts_of, shown, verb_of
+from brimful.core.facts import Within, facts_of, refuse_units, shown, verb_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
 from brimful.core.stage import BLOCK_ROWS, Stage, check_depth, with_inputs
@@ -43,6 +43,8 @@ from brimful.index.select import Filter as IndexFilter
 from brimful.index.select import SplitMask
 from brimful.index.select import TrainValidSplit as IndexTrainValidSplit
 from brimful.index.sequence import CachedIndex, FromSequence
+from brimful.index.units import Placed
+from brimful.index.units import Units as IndexUnits
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.buckets import Rounding
 from brimful.plan.budget import SampleCost, sample_cost
@@ -57,6 +59,7 @@ from brimful.rows.functions import Filter, MapBlocks, SampleFunction, Scan
 from brimful.rows.mixing import Concat, Interleave, Zip
 from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.tokens import Chat, Tokenize
+from brimful.rows.units import Units, together
 from brimful.store.index import StoreIndex
 from brimful.store.writer import write_store
 from brimful.tables.blocks import Block, Sample, samples
@@ -753,6 +756,43 @@ class Dataset:
         """
         return self._add(Shuffle(self.stage, buffer_size, seed))
 
+    def units(self, key: str, *, within: Within = "batch") -> Dataset:
+        """Keeps neighbouring samples with one value in the column `key` together: answers to one prompt, or a query with
+        its passages.
+
+        No batch splits a unit. `shuffle`, `repeat`, `concat_datasets`, `interleave_datasets`, `train_valid_split` and
+        `Batches.shard` move whole units. `map`, `filter` and other verbs that work on single rows keep what is left of
+        them. A verb that would split a unit is an error: `take(n)`, `skip(n)` or a slice inside of one, `stride`,
+        `concat_chunk`, `pack_chunk`, `sliding_window`. A unit ends with its epoch and with its stream.
+
+        Call it before `shuffle` and before data sets are mixed, while samples of a unit are still neighbours. With
+        `from_files`, set `n_active_shards=1`: it takes a row of each open file in turn. `cache` and `to_store` keep no
+        units: call `units` on their result.
+
+        A policy sorts and cuts whole units, as long as their longest sample. So padding is more than with single
+        samples. With `pack`, all samples of a unit are in one row. Batches of a fixed size have at most so many
+        samples. A unit that is too large for a batch is an error with both numbers. `overlong="alone"` gives it a batch
+        of its own, and `overlong="drop"` leaves all of it out. A policy of your own, or the functions of `batch_by`,
+        may split a unit: this is an error that names the policy.
+
+        Args:
+            key: a column of any type. Its values must not be null. It may be dropped later.
+            within: "batch": no batch splits a unit. "step": no optimizer step of `samples_per_step` does, and its
+                batches may.
+        Raises:
+            ValueError: samples were shuffled or mixed before.
+            DataError: (when run) the column does not exist, or is null. Or more than 65,536 neighbours have one value.
+        State: two integers and a hash. Indexed data need none.
+        Price: 40 ns a number and 5 ns a byte of text. Indexed data are read once in each process, of a store the column
+            alone. 8 bytes a unit are kept (and 8 bytes a sample after a slice or `concat_datasets`).
+
+        >>> import brimful as bf
+        >>> answers = bf.from_sequence([{"prompt": n // 2, "input_ids": [n]} for n in range(6)]).units("prompt")
+        >>> [batch["input_ids"].flatten().tolist() for batch in answers.shuffle(6).batch(2)]
+        [[0, 1], [4, 5], [2, 3]]
+        """
+        return self._add(Units(self.stage, key, within))
+
     def peek(self, n: int = 5) -> list[Sample]:
         """The first n samples, or all if there are fewer.
 
@@ -816,8 +856,8 @@ class Dataset:
 
         Args:
             valid_share: above 0 and below 1.
-            key: a column. Samples with the same value in it (the id of a document) stay together. None: all columns
-                count.
+            key: a column. Samples with the same value in it (the id of a document) stay together. None: the key of
+                `units`, or else all columns count.
             seed: another seed gives another split.
         Raises:
             DataError: (when run) the column does not exist, or its values have no hash.
@@ -830,7 +870,7 @@ class Dataset:
         >>> len(train), len(valid)
         (9486, 514)
         """
-        how = Split(valid_share, key, seed)
+        how = Split(valid_share, self._split_key(key), seed)
         train, valid = (self._add(TrainValidSplit(self.stage, how, side)) for side in get_args(Side))
         return train, valid
 
@@ -885,6 +925,7 @@ class Dataset:
         (2, [2, 1], [7])
         """
         self._refuse_originals("to_store")
+        refuse_units(self.stage, "to_store", "keeps columns alone", "call units on the store")
         seconds = timeout(timeout_seconds)
         run = run_by(executor, self.stage, ray_address)
         self._check_end("to_store")
@@ -923,6 +964,7 @@ class Dataset:
                 f"cache() keeps samples in memory (got path={path!r}); to_store({path!r}) writes them to disk"
             )
         self._refuse_originals("cache")
+        refuse_units(self.stage, "cache", "keeps columns alone", "call units on the result of cache")
         self._check_end("cache")
         return IndexedDataset(FromSequence(CachedIndex(self.stage), shuffle=False, seed=0), self.repeats)
 
@@ -972,6 +1014,7 @@ class Dataset:
         micro_batches: int | None = 1,
         balance_group: int = 1,
         balance_cost: SampleCost | None = None,
+        keep_together: str | None = None,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -1057,6 +1100,8 @@ class Dataset:
                 one step of all ranks. With `micro_batches` the sums over the batches of a step are even, too. A
                 function must return the same cost each time, on every rank. With streams, `shuffle_batches=True` means
                 "stratified".
+            keep_together: a column. Neighbouring samples with one value in it come in one batch: `units(keep_together)`
+                right here. To shuffle, call `units` before `shuffle`, and leave this out.
             seed: the seed of the order of batches.
             collate_fn: makes a batch from a list of samples (dicts), like the collators of Hugging Face. It replaces
                 the layout. brimful seeds the generators of Python, numpy and torch, and those that the collator has as
@@ -1086,7 +1131,7 @@ class Dataset:
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
-        return batches_of(self.stage, self.repeats, planner, rows, columns, order, form)
+        return batches_of(self._kept(keep_together), self.repeats, planner, rows, columns, order, form)
 
     def batch_by_tokens(
         self,
@@ -1112,6 +1157,7 @@ class Dataset:
         micro_batches: int | None = 1,
         balance_group: int = 1,
         balance_cost: SampleCost | None = None,
+        keep_together: str | None = None,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -1144,7 +1190,7 @@ class Dataset:
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         planner = ByPolicy(policy, overlong, truncate_side=truncate_side)
-        return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
+        return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
 
     def batch_by(
         self,
@@ -1171,6 +1217,7 @@ class Dataset:
         micro_batches: int | None = 1,
         balance_group: int = 1,
         balance_cost: SampleCost | None = None,
+        keep_together: str | None = None,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -1206,7 +1253,7 @@ class Dataset:
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
-        return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
+        return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
 
     def pack(
         self,
@@ -1229,6 +1276,7 @@ class Dataset:
         micro_batches: int | None = 1,
         balance_group: int = 1,
         balance_cost: SampleCost | None = None,
+        keep_together: str | None = None,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -1286,7 +1334,7 @@ class Dataset:
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, keep_text, unlabelled)
-        return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
+        return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
 
     # -- within ----------------------------------------------------------------------------------------------------------
 
@@ -1302,6 +1350,18 @@ class Dataset:
             return Unbatch(Repeat(self.stage) if self.repeats else self.stage)
         turns = RoundRobin(Unbatch(self.stage), streams, ahead=max(1, BLOCK_ROWS // streams))
         return Repeat(turns) if self.repeats else turns
+
+    def _kept(self, keep_together: str | None) -> Stage[Block]:
+        return self.stage if keep_together is None else self.units(keep_together).stage
+
+    def _split_key(self, key: str | None) -> str | None:
+        """The column by which a split keeps units whole, where there are some."""
+        units = facts_of(self.stage).units
+        if units is not None and key not in (None, units.key):
+            raise ValueError(
+                f"train_valid_split(key={key!r}) may part the units of {units.key!r}: leave key out, or split before units"
+            )
+        return key if units is None else units.key
 
     def _refuse_originals(self, verb: str) -> None:
         if facts_of(self.stage).originals() is not None:
@@ -1465,10 +1525,15 @@ class IndexedDataset(Dataset):
     def stride(self, interval: int, offset: int) -> IndexedDataset:
         return IndexedDataset(Slice.stride(self._endless, interval, offset))
 
+    def units(self, key: str, *, within: Within = "batch") -> IndexedDataset:
+        together(self.stage, key, within)
+        source = self.stage if isinstance(self.stage, Source) and self.stage.in_index_order else Placed(self.stage)
+        return self._with(IndexUnits(source, key, within))
+
     def train_valid_split(
         self, valid_share: float, *, key: str | None = None, seed: int = 42
     ) -> tuple[IndexedDataset, IndexedDataset]:
-        how = Split(valid_share, key, seed)
+        how = Split(valid_share, self._split_key(key), seed)
         if facts_of(self.stage).originals() is not None:
             if key is not None:
                 raise ValueError(

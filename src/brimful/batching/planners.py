@@ -24,6 +24,7 @@ from brimful.plan.errors import DataError, one_of
 from brimful.plan.overlong import plan_with, split_long
 from brimful.plan.plan import joined, planned
 from brimful.plan.rounded import Rounded
+from brimful.plan.units import parted
 from brimful.rows.functions import call
 from brimful.tables.blocks import Sample, samples
 from brimful.tables.origins import where
@@ -192,8 +193,9 @@ class ByPolicy(BatchPlanner):
         return replace(self, policy=divided(self.policy, parts), parts=parts)
 
     def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
-        """Batches of full size; where the policy has no fixed size, all but the last cut of the epoch."""
-        return _full(batches, self.policy.n if isinstance(self.policy, FixedSize) else None, last)
+        """Batches of full size; where the policy has no fixed size, or units stay together, all but the last cut of the epoch."""
+        is_fixed = isinstance(self.policy, FixedSize) and batches.window.units is None
+        return _full(batches, self.policy.n if is_fixed else None, last)
 
 
 @dataclass(frozen=True)
@@ -337,6 +339,10 @@ class ByKey(BatchPlanner):
             longest.append(window.lengths[numbers].max(axis=0, initial=1))
             start = stop
         members, ends = joined(batches)
+        if window.units is not None:
+            placed = np.sort(members)
+            if words := parted(np.searchsorted(placed, members), ends, window.units[placed]):
+                raise ValueError(f"batch_by sorts samples by key, and parts a unit: {words}")
         padded = np.array(longest, dtype=np.int64).reshape(len(batches), *window.lengths.shape[1:])
         padded = padded if self.rounding is None else self.rounding(padded)
         return PlannedWindow(window, members, ends, padded, np.diff(ends), key=key)
@@ -382,7 +388,7 @@ class ByKey(BatchPlanner):
 
 def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: int = 1) -> Plan:
     try:
-        plan, counts = plan_with(policy, window.lengths, overlong)
+        plan, counts = plan_with(policy, window.lengths, overlong, window.units)
     except OverlongError as error:
         words = str(error)
         if 0 <= error.sample < len(window):

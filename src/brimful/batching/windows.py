@@ -22,7 +22,7 @@ from brimful.core.header import described
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
-from brimful.index.indexed import Indexed, Repeat, Reread
+from brimful.index.indexed import Indexed, Repeat, Reread, next_unit
 from brimful.index.views import ChosenIndex, UnmaskedIndex
 from brimful.plan import OverlongError, Policy
 from brimful.plan.errors import warn_once
@@ -32,10 +32,12 @@ from brimful.plan.window import rest_rows, window_ends, window_rows
 from brimful.rows.buffer import ReplayBuffer, check_replay
 from brimful.rows.columns import Choice
 from brimful.rows.pace import Patience
+from brimful.rows.units import fill_units
 from brimful.tables.blocks import Block, begins, visible
 from brimful.tables.checksums import checksums, in_state
 from brimful.tables.ragged import MASK, distinct, unmasked
 from brimful.tables.texts import TokenizedText, texts_in
+from brimful.tables.units import begins_unit, unit_numbers
 
 AUTO_BYTES: Final = 256 << 20
 """The most that the length columns of one window may take where its size is chosen for the user."""
@@ -72,6 +74,11 @@ class Windowed(Stage[PlanningWindow]):
         return {"window": self.size or "auto", "length_column": [*map(described, self.length_columns)]}
 
     @property
+    def keeps_units(self) -> bool:
+        """Whether a window ends where a unit does."""
+        return facts_of(self).units is not None
+
+    @property
     def size_names(self) -> tuple[str, ...]:
         """Those of the sizes, but where these are the tokens alone."""
         return () if self.length_columns == (TOKENS,) else tuple(map(name_of_size, self.length_columns))
@@ -100,8 +107,10 @@ class Buffered(Windowed):
     `first`: the rows of the first window where a size is given; each later one has four times as many too. It is for batches in
     arrival order, which are the same in windows of any size.
 
-    State: a position of `ReplayBuffer`, "epoch", "window" (its number) and "size". A resume reads the rows of the window again,
-    in whatever blocks they come then.
+    Where neighbours are units, a window has those that begin in it: what is beyond its rows is missing from the next one.
+
+    State: a position of `ReplayBuffer`, "epoch", "window" (its number), "size", and "beyond": the rows of the next window that the
+    last one had. A resume reads the rows of the window again, in whatever blocks they come then.
 
     `in_turn`: batches of `first` rows are in arrival order, and windows of any number of them give the same ones: each has those
     that are at hand. "window" is the number of the next batch then, and a resume reads the block again in which that begins.
@@ -120,21 +129,29 @@ class Buffered(Windowed):
 
     def items(self, at: State, run: Run) -> Generator[tuple[PlanningWindow, State], None, None]:
         with ReplayBuffer(self.upstream, at, run, seen=self.text.held, compared=self.text.without) as held:
-            windows = self._at_hand if self.in_turn else self._whole
-            yield from windows(held, at["epoch"], at["window"], at["size"], run)
+            if self.in_turn:
+                yield from self._at_hand(held, at["epoch"], at["window"], at["size"], run)
+            else:
+                yield from self._whole(held, at["epoch"], at["window"], at["size"], at.get("beyond", 0))
 
     def _whole(
-        self, held: ReplayBuffer, epoch: int, number: int, size: int, run: Run
+        self, held: ReplayBuffer, epoch: int, number: int, size: int, beyond: int
     ) -> Generator[tuple[PlanningWindow, State], None, None]:
         if not size and held.fill(AUTO_SAMPLE):
             size = self._resolve(unmasked(held.peek().slice(0, AUTO_SAMPLE), self.unmasked))
         while True:
             most = self._most(size, number)
-            if not (rows := held.fill(most + rest_rows(most))):
+            if beyond >= most:  # a unit has all that would begin here
+                number, beyond = number + 1, beyond - most
+                continue
+            if not (rows := held.fill(most + rest_rows(most) - beyond)):
                 return
-            window = self._window(epoch, number, unmasked(held.take(window_ends(rows, most)), self.unmasked))
-            number += 1
-            named = {"epoch": epoch, "window": number, "size": size}
+            rows = count = window_ends(rows + beyond, most) - beyond
+            if self.keeps_units:
+                rows = fill_units(held, count)
+            window = self._window(epoch, number, unmasked(held.take(rows), self.unmasked))
+            number, beyond = number + 1, rows - count
+            named = {"epoch": epoch, "window": number, "size": size} | ({"beyond": beyond} if beyond else {})
             yield window, {**held.position, **named} if held.rows else END
 
     def _at_hand(
@@ -190,7 +207,9 @@ class Buffered(Windowed):
         rows = np.arange(block.num_rows)
         found = checksums(self.text.without(block))
         lengths = self._lengths(block)
-        return PlanningWindow(epoch, number, lengths, rows, lambda own: (block, own), found, sizes=self.size_names)
+        units = unit_numbers(block) if self.keeps_units else None
+        window = PlanningWindow(epoch, number, lengths, rows, lambda own: (block, own), found)
+        return replace(window, sizes=self.size_names, units=units)
 
     def _lengths(self, block: Block) -> NDArray[np.int64]:
         return sizes_in(block, self.length_columns, self.lengths_required)
@@ -240,21 +259,26 @@ class Planned(Windowed):
                 f"{self._judged:,}",
                 size,
             )
-        rows = self.upstream.order(epoch)
-        first = number * size
+        rows, keeps = self.upstream.order(epoch), self.keeps_units
+        first = next_unit(index, rows, number * size, count) if keeps else number * size
         while first != count:
-            last = first + (size if count is None else window_ends(count - first, size))
+            begin = number * size if keeps else first
+            last = begin + (size if count is None else window_ends(count - begin, size))
             last = min((place for place in edits if first < place < last), default=last)
+            last = next_unit(index, rows, last, count) if keeps else last
+            number += 1
+            if last <= first:  # a unit has all that would begin here
+                continue
             reread.place = last
             numbers = rows(first, last)
             lengths = self._lengths(numbers)
             window = PlanningWindow(
-                *(epoch, number, lengths, numbers, index.locate),
+                *(epoch, number - 1, lengths, numbers, index.locate),
                 index=index,
                 texts_at=self._texts_at,
                 sizes=self.size_names,
+                units=np.cumsum(begins_unit(index.units_at(numbers), numbers)) if keeps else None,
             )
-            number += 1
             state = {"epoch": epoch, "window": number, "size": size}
             yield window, END if last == count else self.upstream.reached(last, state)
             first = last

@@ -100,6 +100,10 @@ class Index(ABC):
         """
         return None
 
+    def units_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row at which the unit of each of these rows begins, int64 (len(numbers),). Without units each row is one."""
+        return numbers
+
     @property
     def prefetches(self) -> bool:
         """Whether it helps to say in advance which samples will be wanted."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from brimful.plan import random
 from brimful.plan.errors import counted
 
 IntArray = NDArray[np.int64]
@@ -86,6 +87,18 @@ def parted(numbers: IntArray, bounds: IntArray, units: IntArray) -> str:
     unit = int(np.argmax(first != last))
     begin, count = int(own.begins[unit]), int(own.counts[unit])
     return (
-        f"samples {begin:,} to {begin + count - 1:,} are a unit, and it has them in batches {first[unit]:,} and {last[unit]:,}. "
-        "A policy that keeps units whole takes them: plan(lengths, *, units=None), equal neighbours of which are one"
+        f"samples {begin:,} to {begin + count - 1:,} are a unit, and lie in batches {first[unit]:,} and {last[unit]:,}. A policy "
+        "that keeps units whole is told them: plan(lengths, *, units=None), equal neighbours of which belong together"
     )
+
+
+def permuted(units: IntArray | None, count: int, key: int) -> IntArray:
+    """A random order of so many samples, in which those of a unit stay together, in their order.
+
+    >>> permuted(np.array([1, 1, 1, 2, 2, 3]), 6, key=0).tolist()
+    [5, 3, 4, 0, 1, 2]
+    """
+    if units is None:
+        return random.permutation(count, key)
+    own = units_of(units, count)
+    return own.samples(random.permutation(len(own.begins), key))
