@@ -1601,7 +1601,8 @@ class IndexedDataset(Dataset):
 
 
 class ForwardMixture(Dataset):
-    """A mixture of indexed data by tokens. It runs forward, so what indexed data do by the numbers of samples is refused."""
+    """A mixture of indexed data by tokens, or of units. It runs forward, so what indexed data do by the numbers of samples is
+    refused."""
 
     def __getitem__(self, number: Any) -> Any:
         _check_number(number)
@@ -1611,10 +1612,14 @@ class ForwardMixture(Dataset):
         raise self._refusal("be shuffled as indexed data are")
 
     def _refusal(self, what: str) -> TypeError:
+        ways = "Call stream() first, for a shuffle in a buffer; or shuffle the data sets that are mixed"
+        if facts_of(self.stage).units is not None:
+            return TypeError(
+                f"a mixture of units cannot {what}: it runs forward, as only what was served says what comes next. {ways}"
+            )
         return TypeError(
-            f"a mixture by tokens cannot {what}: it runs forward, as only the tokens served so far say what comes next. Call "
-            "stream() first, for a shuffle in a buffer; shuffle the data sets that are mixed; or mix them by samples. cache() "
-            "and to_store(path) make an indexed data set of it"
+            f"a mixture by tokens cannot {what}: it runs forward, as only the tokens served so far say what comes next. {ways}. "
+            "Or mix them by samples. cache() and to_store(path) make an indexed data set of it"
         )
 
 

@@ -109,8 +109,8 @@ class Buffered(Windowed):
 
     Where neighbours are units, a window has those that begin in it: what is beyond its rows is missing from the next one.
 
-    State: a position of `ReplayBuffer`, "epoch", "window" (its number), "size", and "beyond": the rows of the next window that the
-    last one had. A resume reads the rows of the window again, in whatever blocks they come then.
+    State: a position of `ReplayBuffer`, "epoch", "window" (its number), "size", and "beyond", the rows of the next window that
+    the last one had. A resume reads the rows of the window again, in whatever blocks they come then.
 
     `in_turn`: batches of `first` rows are in arrival order, and windows of any number of them give the same ones: each has those
     that are at hand. "window" is the number of the next batch then, and a resume reads the block again in which that begins.
@@ -141,7 +141,7 @@ class Buffered(Windowed):
             size = self._resolve(unmasked(held.peek().slice(0, AUTO_SAMPLE), self.unmasked))
         while True:
             most = self._most(size, number)
-            if beyond >= most:  # a unit has all that would begin here
+            if 0 < most <= beyond:  # a unit has all that would begin here
                 number, beyond = number + 1, beyond - most
                 continue
             if not (rows := held.fill(most + rest_rows(most) - beyond)):

@@ -28,6 +28,9 @@ class Together(NamedTuple):
     key: str
     within: Within
 
+    def __str__(self) -> str:
+        return f"units({self.key!r}{'' if self.within == 'batch' else ', within=' + repr(self.within)})"
+
 
 @dataclass(frozen=True)
 class Facts:
