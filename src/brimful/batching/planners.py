@@ -194,8 +194,8 @@ class ByPolicy(BatchPlanner):
 
     def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, or units stay together, all but the last cut of the epoch."""
-        is_fixed = isinstance(self.policy, FixedSize) and batches.window.units is None
-        return _full(batches, self.policy.n if is_fixed else None, last)
+        policy = self.policy if batches.window.units is None else None
+        return _full(batches, policy.n if isinstance(policy, FixedSize) else None, last)
 
 
 @dataclass(frozen=True)

@@ -298,7 +298,7 @@ class Shuffle(Reordered):
         def window(number: int) -> NDArray[np.int64]:
             end = begin(number + 1) if number != most or count is None else count
             rows = below(begin(number), end)
-            units = np.cumsum(begins_unit(index.units_at(rows), rows)) if keeps else None
+            units = np.cumsum(begins_unit(index.units_at(rows), rows), dtype=np.int64) if keeps else None
             return rows[permuted(units, len(rows), random.key(self.seed, at, epoch, number))]
 
         def rows(first: int, last: int) -> NDArray[np.int64]:
