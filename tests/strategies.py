@@ -46,6 +46,7 @@ from brimful.batching.planning import Batched, PlannedWindows
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shared import Shared
 from brimful.batching.shuffle import Shuffle
+from brimful.batching.steps import Steps
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.ahead import Ahead
 from brimful.core.facts import Facts, facts_of, following
@@ -55,6 +56,7 @@ from brimful.core.stage import END, Stage, State, running
 from brimful.encoding.encoders import chat_encoder_for, encoder_for
 from brimful.index.indexed import Choose as IndexChoose
 from brimful.index.indexed import ChooseSource as IndexChooseSource
+from brimful.index.indexed import Indexed
 from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.joined import Concat as IndexConcat
 from brimful.index.joined import Interleave as IndexInterleave
@@ -831,13 +833,14 @@ PLANS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to pla
         seed=seeds,
     ),
 }
-PLANS_OF_UNITS: Final = on(  # by planners that keep units whole
+planners_of_units: Final = st.one_of(  # that keep units whole
+    st.builds(ByPacking, st.builds(Packed, st.integers(4, 12), balance_costs), few, st.just("drop"), st.booleans()),
+    st.builds(ByPolicy, policies, st.just("drop")),
+    st.builds(ByPolicy, without_buckets, st.just("alone")),
+)
+PLANS_OF_UNITS: Final = on(
     PlannedWindows,
-    planner=st.one_of(
-        st.builds(ByPacking, st.builds(Packed, st.integers(4, 12), balance_costs), few, st.just("drop"), st.booleans()),
-        st.builds(ByPolicy, policies, st.just("drop")),
-        st.builds(ByPolicy, without_buckets, st.just("alone")),
-    ),
+    planner=planners_of_units,
     drop_last=st.booleans(),
     shuffle_batches=st.sampled_from([True, False, "stratified"]),
     balance_group=st.integers(1, 3),
@@ -908,10 +911,29 @@ TOGETHER: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {  # rows of whi
     Units: st.deferred(
         lambda: st.builds(chain, blocks, on(MapBlocks, fn=grouped), on(Units, key="group", within="batch"))
     ),
+    Steps: st.deferred(
+        lambda: st.builds(
+            lambda *how: partial(in_steps_of, *how),
+            st.one_of(indexed(), blocks, TOGETHER[Units], TOGETHER[IndexUnits]),
+            st.integers(3, 8),
+            planners_of_units,
+            st.booleans(),
+            st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)]),
+            balance_costs,
+        )
+    ),
     IndexUnits: st.builds(
         lambda counts, n: lambda: in_groups(counts, n), lengths, st.sampled_from([None, 0, 4, 9, 100])
     ),
 }
+
+
+def in_steps_of(make: Make, n: int, planner: Any, drop_last: bool, rank: tuple[int, int], cost: Any) -> Stage[Any]:
+    """Steps of so many samples, as a rank has them."""
+    rows: Any = make()
+    windows = (Planned if isinstance(rows, Indexed) else Buffered)(rows, n, ("input_ids",), True, is_step=True)
+    plans = PlannedWindows(windows, planner, drop_last, False, 1, 0, cost, samples_per_step=n)
+    return Steps(plans, n, ranks_of(rows, *rank))
 
 
 def in_groups(lengths: Iterable[int], n: int | None) -> Stage[Any]:

@@ -23,6 +23,7 @@ import brimful as bf
 from brimful.arrays.collated import Collated
 from brimful.async_loader import Loaded
 from brimful.batching.batch import Batch, PlannedWindow
+from brimful.batching.steps import Steps
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.repeat import Repeat
@@ -106,6 +107,7 @@ ENDLESS = {
     *draw.STEPS,
     *draw.TENSORS,
     *draw.ITEMS,
+    Steps,
 }
 """Of these the state after the last item may be another: nothing follows it, but that is not known yet."""
 

@@ -24,11 +24,12 @@ from brimful.batching.planning import Batched, PlannedWindows
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shared import shared, told
 from brimful.batching.sizes import LengthColumn, Size, name_of_size, sizes_of
+from brimful.batching.steps import Steps
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
-from brimful.core.facts import facts_of
+from brimful.core.facts import Facts, facts_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
 from brimful.core.run import Run
@@ -135,6 +136,11 @@ class Batches:
 
         if steps_per_epoch is None:
             return Loader(self)
+        if batch_facts(self.stage).samples_per_step is not None:
+            raise ValueError(
+                "steps_per_epoch counts batches, and with samples_per_step an optimizer step has as many as it needs: leave "
+                "steps_per_epoch out"
+            )
         steps = integer("steps_per_epoch", steps_per_epoch, 1, "step")
         if steps % (number := self.micro_batches or 1):
             whole = steps - steps % number
@@ -494,10 +500,11 @@ class OrderSettings(NamedTuple):
 
     drop_last: bool
     shuffle_batches: ShuffleBatches
-    micro_batches: int | None
+    micro_batches: int | Literal["as_needed"] | None
     balance_group: int
     seed: int
     balance_cost: SampleCost | None = None
+    samples_per_step: int | None = None
 
 
 class FormSettings(NamedTuple):
@@ -529,7 +536,9 @@ def batches_of(
     data = facts_of(stage)
     check_bool("keep_text", form.keep_text)
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
-    parts = 1 if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
+    per_step = _samples_per_step(data, order, window)
+    given = 1 if order.micro_batches is None or per_step is not None else order.micro_batches
+    parts = integer("micro_batches", given, 1, "batch")
     planner = planner if parts == 1 else planner.divided(parts)
     shuffle = check_shuffle(order.shuffle_batches)
     if order.balance_cost is not None:
@@ -539,7 +548,7 @@ def batches_of(
                 "balance_cost changes the order of batches, but without window= they keep the order of arrival. Give window=, or "
                 "leave balance_cost out"
             )
-    shuffle = False if planner.in_order else shuffle
+    shuffle = False if planner.in_order or per_step is not None else shuffle
     if shuffle is True and (parts > 1 or (order.balance_cost is not None and data.streams() is not None)):
         shuffle = "stratified"
     said = columns.pad_values if form.pad_side and isinstance(columns.pad_values, Mapping) else ()
@@ -564,21 +573,25 @@ def batches_of(
         if order.balance_cost is None or data.streamed_by
         else integer("balance_group", order.balance_group, 1, "batch")
     )
-    rows, batches = _rows(window, parts * group)
+    rows, batches = _rows(window if per_step is None else per_step, parts * group)
     unmasked = rules.token_aligned_columns if planner.packs else ()
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
     if data.streamed_by:
         # a window that the user gave may end with a batch that is not full
-        in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0 and data.units is None
+        in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
+        in_turn = in_turn and data.units is None and per_step is None
         first = planner.first_rows if data.units is None else 0, planner.first_share
-        buffered = Buffered(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text, None, *first)
+        buffered = Buffered(
+            stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text, None, per_step is not None, *first
+        )
         windows = Ahead(replace(buffered, in_turn=in_turn), 1, "window")
     else:
         fewest = GROUPS * group if group > 1 and batches is None else None
         windows = Planned(
             *(cast(Indexed, stage), rows, sizes, planner.needs_lengths, *sizing, unmasked, text),
             columns.length_version,
+            per_step is not None,
             fewest,
         )
     plans = PlannedWindows(
@@ -591,8 +604,9 @@ def batches_of(
         order.balance_cost,
         labels_follow=rules.labels_follow,
         window=rows or window,
+        samples_per_step=per_step,
     )
-    planned: Stage[Batch] = Batched(plans)
+    planned: Stage[Batch] = Batched(plans) if per_step is None else Steps(plans, per_step)
     if (streams := data.streams()) is not None:
         planned = RoundRobin(planned, streams)
     if parts > 1:
@@ -600,6 +614,38 @@ def batches_of(
     tokens = known.get(rules.length_columns[0])
     side = form.pad_side or (None if tokens is None else tokens.side) or "right"
     return Batches(InTorch(_collated(planned, rules, form, planner, side, originals)), repeats)
+
+
+def _samples_per_step(data: Facts, order: OrderSettings, window: int | str) -> int | None:
+    """How many samples an optimizer step has, where a user says that, and not how many batches.
+
+    Raises:
+        ValueError: what goes with it is missing, or does not go with it.
+    """
+    as_needed = order.micro_batches == "as_needed"
+    if order.samples_per_step is None:
+        if as_needed:
+            raise ValueError("micro_batches='as_needed' needs samples_per_step, how many samples an optimizer step has")
+        if data.units is not None and data.units.within == "step":
+            raise ValueError(
+                f"{data.units} keeps samples in one optimizer step: say samples_per_step= and micro_batches='as_needed'. Or "
+                "say within='batch'"
+            )
+        return None
+    per_step = integer("samples_per_step", order.samples_per_step, 1, "sample")
+    if not as_needed:
+        raise ValueError(
+            f"samples_per_step={per_step:,} goes with micro_batches='as_needed' (got {order.micro_batches!r}): a step then has "
+            "as many batches as its samples need"
+        )
+    if window not in ("auto", None) and window != per_step:
+        raise ValueError(f"with samples_per_step={per_step:,} the window is a step: leave window out (got {window!r})")
+    if (data.streams() or 1) > 1:
+        raise ValueError(
+            f"samples_per_step counts the samples of one order, and streams={data.streams():,} are read apart: read them without "
+            "streams=, or write a token store with to_store(path)"
+        )
+    return per_step
 
 
 def _check_whole(planner: BatchPlanner) -> None:

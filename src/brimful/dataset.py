@@ -1011,7 +1011,8 @@ class Dataset:
         dtypes: Mapping[str, Any] | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
-        micro_batches: int | None = 1,
+        micro_batches: int | Literal["as_needed"] | None = 1,
+        samples_per_step: int | None = None,
         balance_group: int = 1,
         balance_cost: SampleCost | None = None,
         keep_together: str | None = None,
@@ -1091,6 +1092,15 @@ class Dataset:
                 fewer batches. If epochs follow each other (data that repeat, loader(steps_per_epoch=...)), steps
                 continue into the next epoch. `take` a multiple of k batches, or the last step is cut. Trainers
                 accumulate gradients by this number: see docs/trainers.md.
+                "as_needed": as many as `samples_per_step` need.
+            samples_per_step: with `micro_batches="as_needed"`, an optimizer step has exactly so many samples, in the order
+                of the data set. Use it for losses over all samples of a step, such as contrastive ones. A step is
+                planned as a whole, and each of its batches is within the policy's limit. Ranks share its batches out.
+                All have equally many: fillers (`weight` 0) complete the last round. `ends_step` is True in the last
+                one. The last step of an epoch may have fewer samples, and `drop_last` leaves it out. With `units`, a
+                step has as many whole units as fit. A state inside a step resumes on the same number of ranks. One
+                between steps resumes on any. Trainers that accumulate a fixed number of batches refuse it. See
+                examples/contrastive.py for gradient caching.
             balance_group: keep so many batches of similar cost next to each other when they are shuffled. Give the
                 world size, or a multiple of all world sizes that you use, so that all ranks do similar work. Give
                 `balance_cost` too. Without it, the last group of a window may be smaller, and then later steps take
@@ -1124,12 +1134,15 @@ class Dataset:
             policy, rows = size_or_policy, window or "auto"
         elif hasattr(size_or_policy, "__index__"):
             policy = FixedSize(cast(int, size_or_policy), sort=window is not None)
-            rows = policy.n * max(1, 1024 // policy.n) if window is None else window
+            arrival = policy.n * max(1, 1024 // policy.n)
+            rows = window if window is not None else "auto" if samples_per_step else arrival
         else:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets), truncate_side)
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
+        order = OrderSettings(
+            drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
+        )
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self._kept(keep_together), self.repeats, planner, rows, columns, order, form)
 
@@ -1154,7 +1167,8 @@ class Dataset:
         dtypes: Mapping[str, Any] | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
-        micro_batches: int | None = 1,
+        micro_batches: int | Literal["as_needed"] | None = 1,
+        samples_per_step: int | None = None,
         balance_group: int = 1,
         balance_cost: SampleCost | None = None,
         keep_together: str | None = None,
@@ -1187,7 +1201,9 @@ class Dataset:
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
+        order = OrderSettings(
+            drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
+        )
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         planner = ByPolicy(policy, overlong, truncate_side=truncate_side)
         return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
@@ -1214,7 +1230,8 @@ class Dataset:
         dtypes: Mapping[str, Any] | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
-        micro_batches: int | None = 1,
+        micro_batches: int | Literal["as_needed"] | None = 1,
+        samples_per_step: int | None = None,
         balance_group: int = 1,
         balance_cost: SampleCost | None = None,
         keep_together: str | None = None,
@@ -1247,11 +1264,15 @@ class Dataset:
         [[4], [2, 2], [1]]
         """
         one_of("overlong", overlong, "raise", "alone", "drop")
-        window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
+        window = integer(
+            "window", samples_per_step or window, 1, "row"
+        )  # "auto" and "steps" are for policies, whose plans say how many
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
+        order = OrderSettings(
+            drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
+        )
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
 
@@ -1273,7 +1294,8 @@ class Dataset:
         dtypes: Mapping[str, Any] | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
-        micro_batches: int | None = 1,
+        micro_batches: int | Literal["as_needed"] | None = 1,
+        samples_per_step: int | None = None,
         balance_group: int = 1,
         balance_cost: SampleCost | None = None,
         keep_together: str | None = None,
@@ -1332,7 +1354,9 @@ class Dataset:
         rows = integer("rows", rows, 1, "row")
         planner = ByPacking(policy, rows, overlong, bool(shuffle_batches), truncate_side)
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
+        order = OrderSettings(
+            drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
+        )
         form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
 

@@ -22,19 +22,20 @@ from brimful.core.header import described
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
-from brimful.index.indexed import Indexed, Repeat, Reread, next_unit
+from brimful.index.indexed import Indexed, Repeat, Reread, next_unit, unit_begin
 from brimful.index.views import ChosenIndex, UnmaskedIndex
 from brimful.plan import OverlongError, Policy
-from brimful.plan.errors import warn_once
+from brimful.plan.errors import DataError, warn_once
 from brimful.plan.once import once
 from brimful.plan.overlong import placeable
 from brimful.plan.window import rest_rows, window_ends, window_rows
 from brimful.rows.buffer import ReplayBuffer, check_replay
 from brimful.rows.columns import Choice
 from brimful.rows.pace import Patience
-from brimful.rows.units import fill_units
+from brimful.rows.units import fill_units, held_units
 from brimful.tables.blocks import Block, begins, visible
 from brimful.tables.checksums import checksums, in_state
+from brimful.tables.origins import where
 from brimful.tables.ragged import MASK, distinct, unmasked
 from brimful.tables.texts import TokenizedText, texts_in
 from brimful.tables.units import begins_unit, unit_numbers
@@ -69,6 +70,9 @@ class Windowed(Stage[PlanningWindow]):
     unmasked: tuple[str, ...] = not_in_state(())
     text: TokenizedText = not_in_state(TokenizedText())
     length_version: str | None = not_in_state(None)
+    is_step: bool = not_in_state(
+        False
+    )  # each window is an optimizer step: it has `size` rows, or whole units of no more
 
     def settings(self) -> dict[str, Any]:
         return {"window": self.size or "auto", "length_column": [*map(described, self.length_columns)]}
@@ -140,6 +144,13 @@ class Buffered(Windowed):
         if not size and held.fill(AUTO_SAMPLE):
             size = self._resolve(unmasked(held.peek().slice(0, AUTO_SAMPLE), self.unmasked))
         while True:
+            if self.is_step:
+                if not (rows := self._step_rows(held, size)):
+                    return
+                window = self._window(epoch, number, unmasked(held.take(rows), self.unmasked))
+                number += 1
+                yield window, {**held.position, "epoch": epoch, "window": number, "size": size} if held.rows else END
+                continue
             most = self._most(size, number)
             if 0 < most <= beyond:  # a unit has all that would begin here
                 number, beyond = number + 1, beyond - most
@@ -153,6 +164,16 @@ class Buffered(Windowed):
             number, beyond = number + 1, rows - count
             named = {"epoch": epoch, "window": number, "size": size} | ({"beyond": beyond} if beyond else {})
             yield window, {**held.position, **named} if held.rows else END
+
+    def _step_rows(self, held: ReplayBuffer, size: int) -> int:
+        """How many rows the next step has."""
+        rows = held.fill(size + 1)
+        if rows <= size or not self.keeps_units:
+            return min(rows, size)
+        begins = np.flatnonzero(begins_unit(held_units(held)[: size + 1]))
+        if begins[-1]:
+            return int(begins[-1])
+        raise unit_beyond_step(self, size, where(held.peek(), 0))
 
     def _at_hand(
         self, held: ReplayBuffer, epoch: int, number: int, size: int, run: Run
@@ -249,7 +270,7 @@ class Planned(Windowed):
         index, count = self._index, self.upstream.count_in(epoch)
         if count == 0:
             return
-        edits, reread = self.upstream.edits(epoch), Reread(self.upstream, epoch, number * size, run)
+        edits, reread = self.upstream.edits(epoch), Reread(self.upstream, epoch, at.get("place", number * size), run)
         if self.batches is not None and not self.size and size != self._judged:
             warn_once(
                 "this epoch goes on with windows of %s samples, as it began. From the next epoch on, windows have %s samples, so "
@@ -260,12 +281,22 @@ class Planned(Windowed):
                 size,
             )
         rows, keeps = self.upstream.order(epoch), self.keeps_units
-        first = next_unit(index, rows, number * size, count) if keeps else number * size
+        first = at.get("place", number * size)
+        if keeps and not self.is_step:
+            first = next_unit(index, rows, first, count)
         while first != count:
-            begin = number * size if keeps else first
-            last = begin + (size if count is None else window_ends(count - begin, size))
+            if self.is_step:
+                last = first + size if count is None else min(first + size, count)
+            else:
+                begin = number * size if keeps else first
+                last = begin + (size if count is None else window_ends(count - begin, size))
             last = min((place for place in edits if first < place < last), default=last)
-            last = next_unit(index, rows, last, count) if keeps else last
+            if keeps and self.is_step and last != count:
+                last = unit_begin(index, rows, last)
+                if last <= first:
+                    raise unit_beyond_step(self, size, f"sample {first:,} of epoch {epoch:,}")
+            elif keeps:
+                last = next_unit(index, rows, last, count)
             number += 1
             if last <= first:  # a unit has all that would begin here
                 continue
@@ -279,7 +310,7 @@ class Planned(Windowed):
                 sizes=self.size_names,
                 units=np.cumsum(begins_unit(index.units_at(numbers), numbers)) if keeps else None,
             )
-            state = {"epoch": epoch, "window": number, "size": size}
+            state = {"epoch": epoch, "window": number, "size": size} | ({"place": last} if self.is_step else {})
             yield window, END if last == count else self.upstream.reached(last, state)
             first = last
 
@@ -331,6 +362,16 @@ class Planned(Windowed):
         return max(
             [auto_rows(self.policy, lengths, batches) for batches in needs]
         )  # no generator: a policy may raise StopIteration
+
+
+def unit_beyond_step(stage: Windowed, size: int, place: str) -> DataError:
+    """The error for a unit that has more samples than an optimizer step."""
+    units = facts_of(stage).units
+    assert units is not None
+    return DataError(
+        f"a unit of {units.key!r} has more samples than samples_per_step={size:,} ({place}), and no step may part it; filter "
+        "it, or take more samples a step"
+    )
 
 
 class WindowAt(NamedTuple):
