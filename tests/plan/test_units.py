@@ -174,7 +174,7 @@ class InOrder:
 def test_a_policy_of_a_users_is_refused_by_name_where_it_parts_a_unit() -> None:
     lengths = np.array([1, 9, 2, 8])
     assert len(planned(Sorted(), lengths, np.array([0, 1, 2, 3]))) == 2
-    words = "Sorted.plan does not fit the 4 samples that it was given: samples 0 to 1 are a unit, and it has them in batches"
+    words = "Sorted.plan does not fit the 4 samples that it was given: samples 0 to 1 are a unit, and lie in batches 0 and 1"
     with pytest.raises(ValueError, match=re.escape(words)):
         planned(Sorted(), lengths, np.array([0, 0, 1, 1]))
     assert [batch.tolist() for batch in planned(InOrder(), lengths, np.array([0, 0, 1, 1])).batches] == [[0, 1], [2, 3]]
