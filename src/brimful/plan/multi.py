@@ -106,6 +106,7 @@ class MultiBudget:
 
         Args:
             sizes: the sizes of each sample by name, (n,) each; or an array (n, d) in the order of `columns`.
+            units: a number for each sample, (n,). Neighbours with equal ones are in one batch.
         Raises:
             ValueError: other sizes than those of the limits.
         Example:
