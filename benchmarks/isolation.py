@@ -38,8 +38,8 @@ from brimful.integrations.transformers import trainer_class
 from brimful.isolation.call import call_of, packed_batch, padded_batch, vocabulary_of
 from brimful.isolation.guard import TABLE, structure
 from brimful.isolation.probe import examine
+from brimful.isolation.safe_call import AS_IT_IS, KERNELS, LEAST_VOCABULARY, Verdict, find_safe_call, segments
 from brimful.isolation.small import small_instance
-from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, Verdict, segments, verdict
 
 ROOT: Final = Path(__file__).parents[1]
 AS: Final = "as it is"
@@ -153,7 +153,7 @@ def tried(kind: str, name: str) -> Tried:
         except Exception as error:
             problem = _said(error) if "attention implementation" not in str(error) else problem
             continue
-        found = verdict(model, packed_batch(segments(), words), kernel)
+        found = find_safe_call(model, packed_batch(segments(), words), kernel)
         kernels[kernel] = word(found, kernel)
         if found.leak is not None:
             where, kind_of_leak = f"{found.leak.layer} ({found.leak.module})".lstrip(), found.leak.kind
@@ -166,11 +166,11 @@ def tried(kind: str, name: str) -> Tried:
 
 def word(found: Verdict, kernel: str) -> str:
     """What stands in the table for a verdict."""
-    if found.way == AS_IT_IS:
+    if found.call == AS_IT_IS:
         return AS
-    if not found.way:
+    if not found.call:
         return LEAKS if found.leak is not None else REFUSED
-    settings = found.way.partition("padding_free(batch, ")[2]
+    settings = found.call.partition("padding_free(batch, ")[2]
     return settings.replace(f", attn_implementation={kernel!r}", "").removesuffix("))")
 
 

@@ -90,7 +90,7 @@ from brimful.tables.origins import ORIGIN, origins
 from brimful.tables.ragged import EMPTY
 from brimful.tensors.bucketed import Bucketed, ToBuckets
 from brimful.tensors.collate_fn import CollatedBy, Collator
-from brimful.tensors.in_torch import InTorch
+from brimful.tensors.in_torch import in_torch
 from brimful.tensors.on_device import OnDevice
 from brimful.warmup import Synthetic
 
@@ -603,7 +603,7 @@ def as_conversations(block: Block) -> Block:
 
 def on_conversations(upstream: Stage[Any], train_on: str, on: Parallel) -> Stage[Any]:
     talks = MapBlocks(upstream, as_conversations)
-    return Chat(talks, chat_encoder(), "talks", train_on, "skip", parallel=on)  # type: ignore[arg-type]
+    return Chat(talks, chat_encoder(), ("talks",), train_on, "skip", parallel=on)  # type: ignore[arg-type]
 
 
 def beside_its_numbers(upstream: Stage[Any], size: int, seed: int) -> Stage[Any]:
@@ -873,18 +873,14 @@ def collated_by(collate_fn: Callable[[list[Sample]], Any], *token_columns: str) 
 def made_of(*token_columns: str) -> dict[str, SearchStrategy[Any]]:
     dtypes = st.sampled_from([{}, {"input_ids": "int32", "attention_mask": "bool"}])
     rules = st.builds(ColumnRules, st.just(("input_ids",)), st.just(token_columns), st.just({"input_ids": 9}), dtypes)
-    return {"rules": rules, "unlabelled": st.sampled_from(["keep", "drop"])}
-
-
-def in_torch(collated: SearchStrategy[Link]) -> SearchStrategy[Link]:
-    return st.builds(lambda link: lambda upstream: InTorch(link(upstream)), collated)
+    convert = st.sampled_from([None, in_torch])
+    return {"rules": rules, "unlabelled": st.sampled_from(["keep", "drop"]), "convert": convert}
 
 
 WITH_LABELS: Final = st.one_of(laid_out("labels"), collated_by(in_a_dict, "labels"))
 TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to what is trained on
     LaidOut: laid_out(),
     CollatedBy: collated_by(list),
-    InTorch: in_torch(st.one_of(laid_out(), collated_by(list))),
 }
 SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Unbatch: on(Unbatch)}  # rows to dicts
 STREAMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {

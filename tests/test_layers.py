@@ -16,7 +16,7 @@ import brimful as bf
 
 ROOMS = {  # in the order in which data flow, from below; a module imports from its own room and from those with smaller numbers
     "plan": 0, "core": 1, "grouping": 2, "tables": 3, "encoding": 4, "rows": 5, "sources": 6, "index": 7, "store": 8,
-    "batching": 9, "arrays": 10, "ray": 11, "tensors": 12, "isolation": 13, "loader": 13, "batches": 14, "async_loader": 15,
+    "batching": 9, "arrays": 10, "ray": 11, "tensors": 12, "isolation": 13, "loader": 11, "batches": 14, "async_loader": 15,
     "warmup": 15, "dataset": 16, "read": 17, "testing": 17, "oom": 18, "inference": 19, "memory": 20,
     "integrations": 21, "__init__": 22, "console": 23, "report": 23, "demo": 24, "cli": 25, "__main__": 26,
 }  # fmt: skip

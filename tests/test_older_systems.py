@@ -535,7 +535,7 @@ def test_dynabatch_a_training_step_that_is_split_or_skipped() -> None:
     assert weight.grad is not None
     assert (weight.grad.tolist(), split.stats.ooms, split.stats.parts) == ([3.0, 4.0], 1, 2)
     weight.grad, device.limit = None, 1
-    skip = bf.memory.oom_guard(step, parameters=[weight], unfit="skip")
+    skip = bf.memory.oom_guard(step, parameters=[weight], on_sample_oom="skip")
     assert skip({"x": torch.ones(4, 2)}) is None
     assert (weight.grad, skip.stats.skipped) == (None, 4)
 

@@ -22,6 +22,7 @@ import torch
 from torch.distributed import HashStore
 
 import brimful as bf
+from brimful.core.own_keys import COUNTS, LOSS_WEIGHTS
 from brimful.grouping import Collection
 from tests import oracle
 from tests.effort import SOAK, times
@@ -33,7 +34,7 @@ FIRST: Final = int.from_bytes(os.urandom(4)) if SOAK else 0
 """The first pipeline's number; in the soak another one each time."""
 FIRST_TOKEN: Final = 10
 """Tokens from here on are in one place of one row alone; those below are padding, BOS and EOS."""
-OF_A_STEP: Final = ("weight", "is_filler", "ends_step", "num_items_in_batch", "num_items_on_rank")
+OF_A_STEP: Final = ("weight", "is_filler", "ends_step", *COUNTS, LOSS_WEIGHTS)
 BOUNDS: Final = {"cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"}
 OF_A_PACK: Final = (
     *("max_seqlen", "max_length_q", "max_length_k", "use_cache", "sample_numbers", "seq_idx", "column_kinds"),
@@ -609,7 +610,7 @@ class Expected:
             assert len(theirs["sample_numbers"]) == len(theirs["lengths"])
             slots = {"input_ids", "position_ids", "segment_ids", "seq_idx", *TOKEN_COLUMNS} & theirs.keys()
             assert {name for name, kind in theirs["column_kinds"].items() if kind == "slots"} == slots
-            pieces = {name for name, kind in theirs["column_kinds"].items() if kind == "pieces"}
+            pieces = {name for name, kind in theirs["column_kinds"].items() if kind == "pieces"} - {LOSS_WEIGHTS}
             assert all(len(theirs[name]) == len(theirs["lengths"]) for name in pieces)
             assert {name for name, one in theirs.items() if isinstance(one, list)} - slots - pieces == BOUNDS
             assert batch["cu_seqlens"].dtype == batch["seq_idx"].dtype == torch.int32

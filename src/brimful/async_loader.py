@@ -23,7 +23,7 @@ from brimful.loader import Loader, LoaderIterator
 from brimful.plan import uniform_buckets
 from brimful.plan.errors import check_bool, check_mapping, logger, one_of
 from brimful.tensors.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
-from brimful.tensors.on_device import OnDevice, StaticBuffers, numbered
+from brimful.tensors.on_device import OnDevice, StaticBuffers, check_tensors, numbered
 
 NUM_BUCKETS: Final = 8
 
@@ -118,6 +118,8 @@ class AsyncLoader:
         if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
             raise TypeError(f"loader must be an iterable of batches, such as a DataLoader (got {loader!r})")
         ours = isinstance(loader, Loader | AsyncLoader)
+        if isinstance(loader, Loader):
+            check_tensors(loader.batches.stage)
         self.loader = loader
         self.buckets: tuple[int, ...] = to_buckets.buckets
         loaded = Loaded(loader, passes_on=ours)

@@ -66,7 +66,7 @@ from brimful.tables.blocks import Block, Sample, samples
 from brimful.tables.describe import as_html, as_text, described_chain
 from brimful.tables.hashes import Side, Split
 from brimful.tables.learnt import Learnt
-from brimful.tables.ragged import TruncateSide
+from brimful.tables.ragged import TOKENS, TruncateSide
 from brimful.tables.schema import Types, asked
 
 if TYPE_CHECKING:
@@ -145,9 +145,10 @@ class Dataset:
         >>> [[sample["text"] for sample in loader] for epoch in range(2)]
         [['a', 'b'], ['a', 'b']]
         """
-        from brimful.loader import Loader, Samples
+        from brimful.loader import Samples
+        from brimful.tensors.loader import TorchLoader
 
-        return Loader(Samples(self._samples, partial(len, self)))
+        return TorchLoader(Samples(self._samples, partial(len, self)))
 
     def __len__(self) -> int:
         raise TypeError(
@@ -391,6 +392,7 @@ class Dataset:
         *,
         column: str | Sequence[str] = "text",
         output_column: str | Sequence[str] = "input_ids",
+        output_prefix: str | Sequence[str] = "",
         truncation: bool | str | None = None,
         max_length: int | None = None,
         add_special_tokens: bool = True,
@@ -413,6 +415,8 @@ class Dataset:
                 (the input of an encoder and the labels of a decoder). With two columns and one output, each row is a
                 pair of texts (for a cross-encoder). transformers gets `tokenizer(a, b)`, a callable gets two lists.
             output_column: the column, or columns, of tokens.
+            output_prefix: a prefix of the columns that are made: "chosen_" makes `chosen_input_ids`. Or one for each of
+                several columns. It replaces no column.
             truncation: True, or which text of a pair to cut: "longest_first" (the meaning of True), "only_first",
                 "only_second". None: the tokenizer's own setting, or cut to `max_length` if that is given. False: no
                 truncation.
@@ -458,7 +462,8 @@ class Dataset:
         [{'target': 'c', 'input_ids': array([97, 98], dtype=int32), 'labels': array([99], dtype=int32)}]
         """
         check_bool("add_special_tokens", add_special_tokens)
-        columns, made = names_of("column", column), names_of("output_column", output_column)
+        columns = names_of("column", column)
+        made, prefix = _prefixed(names_of("output_column", output_column), output_prefix)
         more, removed = names_of("extra_outputs", extra_outputs), names_of("remove_columns", remove_columns)
         pairs = len(columns) == 2 and len(made) == 1
         if not columns or (len(columns) != len(made) and not pairs):
@@ -469,7 +474,7 @@ class Dataset:
         if more and len(made) > 1:
             raise ValueError("tokenize: extra_outputs= works for one column only. Tokenize the columns one by one")
         names_of("tokenize", (*made, *more))
-        if kept := [name for name in removed if name in (*made, *more)]:
+        if kept := [name for name in removed if name in (*made, *((prefix or "") + name for name in more))]:
             raise ValueError(f"tokenize makes the column {kept[0]!r}, but remove_columns leaves it out")
         asked: dict[str, Any] = {"truncation": truncation, "max_length": max_length}
         asked |= {"add_special_tokens": None if add_special_tokens else False}
@@ -477,7 +482,9 @@ class Dataset:
         encoder = encoder_for(tokenizer, tokenizer_kwargs, asked, pairs=pairs, outputs=more, engine=engine)
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
         tokenized = tuple(facts_of(self.stage).tokenizers())
-        return self._add(Tokenize(self.stage, encoder, columns, made, more, removed, tokenized, parallel=parallel))
+        return self._add(
+            Tokenize(self.stage, encoder, columns, made, more, removed, tokenized, prefix, parallel=parallel)
+        )
 
     def add_bos_eos(
         self, bos_token_id: int | None, eos_token_id: int | None, *, target_column: str = "input_ids"
@@ -547,7 +554,9 @@ class Dataset:
         self,
         tokenizer: Any,
         *,
-        column: str = "messages",
+        column: str | Sequence[str] = "messages",
+        prompt_column: str | None = None,
+        output_prefix: str | Sequence[str] = "",
         train_on: TrainOn = "assistant",
         template_kwargs: Mapping[str, Any] | None = None,
         end_token: str | None = None,
@@ -574,7 +583,13 @@ class Dataset:
 
         Args:
             tokenizer: a transformers tokenizer with a `chat_template`, or its name, as `tokenize` takes it.
-            column: the column of conversations.
+            column: the column of conversations, or several that are answers to one prompt, such as ("chosen",
+                "rejected"). Messages that all of them begin with are the prompt, which is not trained. It ends before an
+                answer, or it is an error.
+            prompt_column: the column of messages that stand before those of each column, and are not trained. A
+                conversation that begins with all of them has them once.
+            output_prefix: a prefix of the columns that are made, or one for each of several columns: "chosen_" makes
+                `chosen_input_ids` and `chosen_labels`.
             train_on: the messages that get labels. All other tokens get -100. "assistant": all of the assistant's
                 messages. "last": its last message. "marked": messages whose `train`, `weight` or `loss_mask` is 1, of
                 any role. "all": all tokens. The first token never gets a label, because no position predicts it.
@@ -615,13 +630,20 @@ class Dataset:
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
         encoder = chat_encoder_for(tokenizer, template_kwargs, end_token)
         check_bool("train_empty_think", train_empty_think)
+        columns, (made, _) = names_of("column", column), _prefixed((TOKENS,), output_prefix)
+        if not columns or len(columns) != len(made):
+            raise ValueError(
+                f"chat needs an output_prefix for each column (got column={columns} and output_prefix={output_prefix!r})"
+            )
         return self._add(
             Chat(
                 self.stage,
                 encoder,
-                column,
+                columns,
                 train_on,
                 _checked(on_error),
+                names_of("output_prefix", made),
+                prompt=prompt_column or "",
                 parallel=parallel,
                 template_kwargs=dict(template_kwargs or {}),
                 end_token=end_token,
@@ -1006,9 +1028,10 @@ class Dataset:
         pad_values: Mapping[str, float] | None = None,
         pad_side: Literal["right", "left"] | None = None,
         keep_text: bool = False,
-        layout: Literal["padded", "nested", "grouped"] = "padded",
+        layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | Literal["as_needed"] | None = 1,
@@ -1047,22 +1070,28 @@ class Dataset:
                 batches carry `weight`. Elsewhere it is all padding, or a collate_fn gets all of its samples.
             length_column: what is planned over. A list column has its length as its size, a number column its value
                 (milliseconds, patches). A function gets an Arrow block of rows and returns a whole number for each.
-                Several of them make several sizes a sample, such as (source, target). A `MultiBudget` names its sizes
-                itself. Here you give only the functions among them, by their `__name__`.
+                Several of them make several sizes a sample, such as (source, target), or the sides of a sample, such as
+                ("chosen_input_ids", "rejected_input_ids"). Budgets count all of them. With several, `chosen_input_ids`
+                has a mask `chosen_attention_mask`. A `MultiBudget` names its sizes itself. Here you give only the
+                functions among them, by their `__name__`.
             length_version: a version of these functions. With it, what they say of the rows of a local store is kept
                 beside the store, and not asked again.
             token_columns: lists that are cut, padded and packed together with the first length column. In every row
                 they must have its length. By default, these are attention_mask, token_type_ids, position_ids,
-                special_tokens_mask and labels, if they exist. brimful pads other lists of numbers to their own longest
-                value. Labels that do not go with `input_ids` count as one a sample. If they are lists of integers, the
-                batch says how many there are (`num_items_on_rank`), and `bf.token_mean` divides by it.
+                special_tokens_mask and labels, if they exist. With several length columns, `chosen_labels` goes with
+                `chosen_input_ids`. brimful pads other lists of numbers to their own longest value. Labels that do not
+                go with `input_ids` count as one a sample. If they are lists of integers, the batch says how many there
+                are (`num_items_on_rank`), and `bf.token_mean` divides by it.
             pad_values: the padding value of each column. The default is -100 in `labels` and in columns whose name ends
                 in `_labels`. Other columns get the tokenizer's padding id, or 0.
             pad_side: the side of the padding, "right" or "left". The default is the tokenizer's side, else right.
             keep_text: batches also hold the text that was tokenized, as lists. By default batches leave it out, which
                 saves a third of the time. Samples and stores always hold it. A `collate_fn`, or a function of `map` on
                 batches, needs `keep_text` to read the text. The functions of `batch_by` do not.
-            layout: "padded", "nested" or "grouped". "nested" makes tensors of layout torch.jagged, without padding.
+            layout: "padded", "nested", "grouped" or "paired". "nested" makes tensors of layout torch.jagged, without
+                padding. "paired" puts the rows of `rejected_input_ids` below those of `chosen_input_ids`, padded to one
+                length. `length_column` may name other sides. A column `prompt_input_ids` is put before each side.
+                Limits of tokens, cost and memory hold for the rows of all sides. See `brimful.arrays.paired.Paired`.
                 "grouped" makes `groups` of samples of similar length inside the batch, each padded on the right to its
                 own longest (see `brimful.grouping`). Use it when lengths differ a thousandfold. Values that make no
                 tensor (text, lists of lists) stay beside `groups`, as lists. `help(brimful.tensors.grouped.grouped)`
@@ -1073,6 +1102,9 @@ class Dataset:
             num_groups: the most groups in a batch of layout "grouped". The default is 4.
             dtypes: the type of each key of a batch: {"input_ids": "int32", "attention_mask": "bool"}. The default is
                 int64 for integers, and the type of the column for other values.
+            sample_weight_column: a column of numbers of at least 0, the weights of the samples in `bf.sample_mean`. Batches
+                then have `sample_loss_weights` (B,) float64, which are 0 for copies and fillers. Where they have
+                `num_items_in_batch`, they also have `sum_of_weights_in_batch`, () float64.
             drop_last: leave out incomplete batches, counted in `.stats`. With a fixed size, each window may have one.
                 With a policy, only the last batch that is planned in an epoch counts as incomplete.
             shuffle_batches: give the batches of a window in a random order. "stratified" takes a random order in which
@@ -1086,8 +1118,9 @@ class Dataset:
                 `shuffle_batches=True` means "stratified", so that a step has samples of all lengths. Each batch carries
                 `weight`, `is_filler` and `ends_step` (bool: the optimizer steps after this batch). If there are labels,
                 a batch also carries `num_items_in_batch`: the labels of its whole step on all ranks (see
-                `Batches.shard`). `bf.token_mean` divides by it. If a rank cannot know the labels of other ranks
-                (streams, for example), a batch carries `num_items_on_rank` instead. If a collate_fn makes the labels,
+                `Batches.shard`). It carries `num_samples_in_batch` too: its samples that have a label. `bf.token_mean`
+                and `bf.sample_mean` divide by these. If a rank cannot know the labels of other ranks (streams, for example),
+                a batch carries `num_items_on_rank` and `num_samples_on_rank` instead. If a collate_fn makes the labels,
                 the batch carries neither: `bf.token_mean` says how to count them. The last step of an epoch may have
                 fewer batches. If epochs follow each other (data that repeat, loader(steps_per_epoch=...)), steps
                 continue into the next epoch. `take` a multiple of k batches, or the last step is cut. Trainers
@@ -1139,10 +1172,15 @@ class Dataset:
         else:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets), truncate_side)
+<<<<<<< HEAD
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
+=======
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
+>>>>>>> main
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self._kept(keep_together), self.repeats, planner, rows, columns, order, form)
 
@@ -1162,9 +1200,10 @@ class Dataset:
         pad_values: Mapping[str, float] | None = None,
         pad_side: Literal["right", "left"] | None = None,
         keep_text: bool = False,
-        layout: Literal["padded", "nested", "grouped"] = "padded",
+        layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | Literal["as_needed"] | None = 1,
@@ -1200,10 +1239,15 @@ class Dataset:
         """
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
+<<<<<<< HEAD
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
+=======
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
+>>>>>>> main
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         planner = ByPolicy(policy, overlong, truncate_side=truncate_side)
         return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
@@ -1225,9 +1269,10 @@ class Dataset:
         pad_values: Mapping[str, float] | None = None,
         pad_side: Literal["right", "left"] | None = None,
         keep_text: bool = False,
-        layout: Literal["padded", "nested", "grouped"] = "padded",
+        layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | Literal["as_needed"] | None = 1,
@@ -1269,10 +1314,15 @@ class Dataset:
         )  # "auto" and "steps" are for policies, whose plans say how many
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
+<<<<<<< HEAD
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
+=======
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
+>>>>>>> main
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
 
@@ -1292,6 +1342,7 @@ class Dataset:
         pad_values: Mapping[str, float] | None = None,
         keep_text: bool = False,
         dtypes: Mapping[str, Any] | None = None,
+        sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | Literal["as_needed"] | None = 1,
@@ -1317,7 +1368,8 @@ class Dataset:
             window: how many samples to plan over. "auto" takes the samples of 250 batches, which wastes .2 to .5 %.
                 Streams take 256 MB at most, and an epoch of streams begins with the samples of 100 batches.
             overlong: the reaction to a sample that is longer than a row: "raise", "truncate", "drop", or "split" (cut
-                it into pieces).
+                it into pieces). With "split" batches have `sample_loss_weights`, by which `bf.sample_mean` counts a
+                sample once, however many pieces it has.
             truncate_side: as for `batch`.
             row_limits: the most of a row, by name: `{"num_patches": 1_024, "samples": 16}`. The names are those of list
                 columns (their length), number columns (their value), or functions in `length_column`. "samples" is the
@@ -1353,10 +1405,15 @@ class Dataset:
         policy = Packed(row_length, balance_cost, row_limits=row_limits)
         rows = integer("rows", rows, 1, "row")
         planner = ByPacking(policy, rows, overlong, bool(shuffle_batches), truncate_side)
+<<<<<<< HEAD
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
+=======
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
+>>>>>>> main
         form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
 
@@ -1755,6 +1812,20 @@ def _check_number(number: Any) -> None:
 def _checked(on_error: OnError) -> OnError:
     one_of("on_error", on_error, *get_args(OnError))
     return on_error
+
+
+def _prefixed(names: tuple[str, ...], prefix: str | Sequence[str]) -> tuple[tuple[str, ...], str | None]:
+    """Names with a prefix, or one name with several, and what other columns of a single one begin with; None: no prefix."""
+    if isinstance(prefix, str):
+        return tuple(prefix + name for name in names), prefix or None
+    given = tuple(prefix) if isinstance(prefix, Sequence) else ()
+    if not given or not all(isinstance(one, str) for one in given):
+        raise TypeError(f"output_prefix must be text, such as 'chosen_', or several of them (got {prefix!r})")
+    if len(names) != 1:
+        raise ValueError(
+            f"output_prefix={given} makes a column of each prefix, so give one output_column (got {names})"
+        )
+    return tuple(one + names[0] for one in given), given[0]
 
 
 def _targets(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -6,9 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, final
-
-from torch.utils.data import IterableDataset, get_worker_info
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from brimful.batching.shared import told
 from brimful.core.above import GUARD
@@ -22,6 +20,13 @@ from brimful.core.stage import Stage
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
 from brimful.plan.errors import BrokenError, StateError, integer, warn_once
+
+if TYPE_CHECKING:
+    from torch.utils.data import IterableDataset
+
+    Base = IterableDataset[Any]
+else:
+    Base = object  # batches that stay arrays are read without torch; all others by a `TorchLoader`
 
 
 class Runs(Protocol):
@@ -40,9 +45,9 @@ class Runs(Protocol):
     def _endless(self) -> Stage[Any]: ...
 
 
-class Loader(IterableDataset[Any]):
+class Loader(Base):
     """An iterable for trainers. Each iteration is one epoch of the batches: the next one, or the one that `set_epoch`
-    names.
+    names. It is an IterableDataset of torch, unless the batches are numpy arrays.
 
     When you have taken the last batch, the epoch has ended, even if you do not ask for another one. The next loop or
     saved state then belongs to the next epoch. If you leave a loop earlier, its epoch ends there, as with a DataLoader:
@@ -94,7 +99,7 @@ class Loader(IterableDataset[Any]):
         return LoaderIterator(self._loop(ahead))
 
     def _loop(self, ahead: bool) -> Generator[Any, None, None]:
-        if get_worker_info() is not None:
+        if GUARD.worker_here() is not None:
             raise RuntimeError(
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
                 "Use DataLoader(loader, batch_size=None, num_workers=0); brimful works ahead in threads (prefetch)"

@@ -340,7 +340,7 @@ def isolation_report(
     >>> report.isolated, report.dtype
     (True, 'float64')
     """
-    from brimful.isolation.verdict import report
+    from brimful.isolation.safe_call import report
 
     return IsolationReport(*report(model, batch, attn_implementation))
 

@@ -18,6 +18,7 @@ from brimful.batching.batch import Batch
 from brimful.batching.facts import BatchFacts, batch_facts, collated_of
 from brimful.batching.items import TakeItems
 from brimful.core.facts import Facts, facts_of, following
+from brimful.core.own_keys import NUM_SIDES
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running, with_inputs
 from brimful.core.stats import recompile_limit
@@ -25,7 +26,7 @@ from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.plan.errors import integer, logger, one_of
-from brimful.tensors.in_torch import in_torch
+from brimful.tables.ragged import SIDE_COLUMNS
 from brimful.tensors.on_device import OnDevice
 from brimful.tensors.structures import mapped, tensors_of
 
@@ -164,6 +165,11 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
     """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
     alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
     collated = collated_of(alone.stage)
+    if collated.convert is None:
+        raise ValueError(
+            "warm_up runs a step of torch, and these batches are numpy arrays. Call your step yourself, once for each of "
+            "batches.shapes(), or leave numpy() out"
+        )
     layout: Any = getattr(collated, "layout", None)
     if layout is not None and layout.varies:
         raise ValueError(
@@ -189,8 +195,9 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
             return with_inputs(collated, planned)
         if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
             return TakeItems(collated, 1)
-        padded = mapped(in_torch(collated)(pattern), lambda tensor: tensor)  # also where the device is to pad
-        return Synthetic(partial(like, padded, rules=collated.rules), tuple(shapes), known)
+        padded = mapped(pattern, lambda tensor: tensor)  # also where the device is to pad
+        rules = ColumnRules(TOKENS[:1], SIDE_COLUMNS) if collated.rules.stacks else collated.rules
+        return Synthetic(partial(like, padded, rules=rules), tuple(shapes), known)
 
     above = with_synthetic(alone.stage, batches_like)
 
@@ -245,7 +252,8 @@ def _shapes(batches: Batches) -> list[Shape]:
     """
     known = batch_facts(batches.stage)
     if (static := known.shapes()) is not None:
-        return static
+        layout = getattr(collated_of(batches.stage), "layout", None)
+        return static if layout is None else [layout.seen(shape) for shape in static]
     remedy = "batch with bf.StaticShapes(bf.optimal_buckets(lengths, 8), max_tokens), which has as many as buckets"
     if facts_of(known.planned).streamed_by:
         raise ValueError(
@@ -273,7 +281,8 @@ def like(pattern: Mapping[str, Any], shape: Shape, rules: ColumnRules) -> dict[s
     rows, widths = shape[0], shape[1:]
     first = pattern.get(rules.length_columns[0])
     size = len(first) if isinstance(first, torch.Tensor) else 0
-    mask = pattern.get("attention_mask")
+    sides = pattern.get(NUM_SIDES, 1)
+    mask = pattern.get(next(iter(rules.masks)))
     row, real = 0, torch.arange(0)
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:
         row = int((mask != 0).sum(1).argmax())
@@ -281,8 +290,10 @@ def like(pattern: Mapping[str, Any], shape: Shape, rules: ColumnRules) -> dict[s
     made: dict[str, Any] = {}
     for name, value in pattern.items():
         follows = rules.follows(name)
-        if isinstance(value, list) and len(value) == size:
-            made[name] = [value[row]] * rows
+        if isinstance(value, list) and len(value) == size // sides:
+            made[name] = [value[row % len(value)]] * (rows // sides)
+        elif sides > 1 and isinstance(value, torch.Tensor) and value.ndim and len(value) == size // sides:
+            made[name] = value[[row % len(value)] * (rows // sides)].clone()
         elif not isinstance(value, torch.Tensor) or not value.ndim or len(value) != size:
             made[name] = value
         elif follows is None or value.ndim < 2:

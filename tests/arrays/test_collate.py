@@ -564,7 +564,7 @@ def test_nested_samples_are_cut_as_planned() -> None:
 
 
 def test_a_layout_is_padded_nested_or_grouped() -> None:
-    with pytest.raises(ValueError, match=r"layout must be one of padded, nested, grouped \(got 'ragged'\)"):
+    with pytest.raises(ValueError, match=r"layout must be one of padded, nested, grouped, paired \(got 'ragged'\)"):
         bf.from_sequence([{"input_ids": [1]}]).batch(1, layout="ragged")  # type: ignore[typeddict-item]
 
 
@@ -839,11 +839,11 @@ def test_names_that_there_are_not_are_refused_before_they_do_nothing() -> None:
 @pytest.mark.parametrize(
     ("odd", "error", "message"),
     [
-        (lambda data: data.batch(2, length_column=()), ValueError, "length_column must name a column"),
+        (lambda data: data.batch(2, length_column=()), ValueError, "length_column must name at least 1 column"),
         (
             lambda data: data.batch(2, length_column=None),
             TypeError,
-            r"length_column takes names of columns \(got None\)",
+            r"length_column takes names of columns, or functions of a block of rows \(got None\)",
         ),
         (lambda data: data.batch(2, token_columns=["x", "x"]), ValueError, "token_columns names 'x' twice"),
         (lambda data: data.batch(2, buckets=5), TypeError, r"buckets takes lengths \(got 5\)"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from brimful import __version__
+from brimful import __version__, console
 from brimful.cli import COMMANDS, app
 from tests.cli.commands import invoke
 
@@ -81,3 +81,13 @@ def test_a_terminal_shows_a_bar_from_the_first_second() -> None:
     assert "loading the tokenizer" in shown
     assert "0:00:00" in shown
     assert "starting" in shown
+
+
+def test_without_a_terminal_progress_is_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
+    with console.progress(None) as update:
+        update(3, lambda: "3 rows read")
+        update(4, lambda: "7 rows read")
+    assert capsys.readouterr() == ("", "3 rows read\n7 rows read\n")

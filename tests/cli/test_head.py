@@ -79,7 +79,7 @@ def test_a_store_has_batches_and_a_tokenizer_decodes_them(corpus: Corpus, store:
 
 def test_a_format_is_named_where_no_extension_says_it(tmp_path: Path) -> None:
     (tmp_path / "a.dat").write_text("one\ntwo\n")
-    assert "Name it with --format (jsonl, json, text, " in refusal("head", tmp_path / "a.dat")
+    assert "Give --format= (jsonl, json, text, " in refusal("head", tmp_path / "a.dat")
     assert "two" in shown(tmp_path / "a.dat", "--format", "text")
     assert "--format must be one of auto, jsonl" in refusal("head", tmp_path / "a.dat", "--format", "doc")
 
@@ -101,9 +101,9 @@ def test_what_is_wrong_is_a_line(corpus: Corpus, store: Path, tmp_path: Path) ->
     assert "is a token store and" in refusal("head", store, tmp_path / "empty.jsonl")
     (store / "manifest.json").rename(store / "journal.jsonl")
     assert (
-        "is half-written: its writer is still at work, or was interrupted. To finish it, run the same `brimful tokenize` again"
-        in (refusal("head", store))
-    )
+        "is half-written: its writer is still at work, or was interrupted. To finish it, run the same to_store(path) or "
+        "`brimful tokenize` again"
+    ) in refusal("head", store)
 
 
 def test_help_shows_an_example() -> None:

@@ -92,7 +92,9 @@ def test_batches_are_those_of_the_same_samples_in_a_list() -> None:
             pairs = list(zip(make(ours), make(theirs), strict=True))
             assert pairs
             for one, other in pairs:
-                assert one.keys() ^ other.keys() <= {"num_items_in_batch"}, "of which no index knows the labels"
+                assert one.keys() ^ other.keys() <= {"num_items_in_batch", "num_samples_in_batch"}, (
+                    "of which no index knows the labels"
+                )
                 for name in one.keys() & other.keys() - {"groups"}:
                     assert str(one[name]) == str(other[name]), name
 

@@ -830,3 +830,11 @@ def test_texts_are_not_truncated_and_their_lengths_are_said_to_be_bytes() -> Non
         list(map_batches_in_order(spelled, ["a", "éé"], bf.TokenBudget(3)))
     with pytest.raises(ValueError, match=r"^policy must be at least 1 sample \(got 0\)"):
         map_batches_in_order(spelled, TEXTS, 0)
+
+
+def test_a_collate_fn_gets_whole_samples() -> None:
+    """Those with numbers, too, which tensors would be made of without it."""
+    rows = [{"input_ids": [1] * size, "score": size / 2} for size in (3, 1, 2)]
+    given = bf.from_sequence(rows)
+    found = map_batches_in_order(lambda batch: [one["score"] for one in batch], given, 2, collate_fn=list)
+    assert list(found) == [1.5, 0.5, 1.0]

@@ -25,6 +25,8 @@ from transformers import (
     BertConfig,
     BertLMHeadModel,
     DataCollatorForLanguageModeling,
+    LlamaConfig,
+    LlamaForSequenceClassification,
     MambaConfig,
     MambaForCausalLM,
     OPTConfig,
@@ -44,6 +46,8 @@ from brimful.isolation import guard
 from brimful.isolation.call import segments_of
 from tests.forks import Launch, forks_of
 from tests.integrations.trainers import (
+    SIZES,
+    VOCABULARY,
     bert,
     data_of,
     indexed,
@@ -871,17 +875,93 @@ def test_what_the_check_of_packed_batches_copies_from_the_device_it_copies_once(
     assert len(found) == looks
 
 
-def test_trls_other_trainers_are_refused_by_name() -> None:
+def test_other_trainers_are_refused_by_name() -> None:
     trl = pytest.importorskip("trl")
-    for base in (trl.DPOTrainer, type("Mine", (trl.RewardTrainer,), {})):
-        name = {trl.DPOTrainer: "DPOTrainer"}.get(base, "RewardTrainer")
+    for base in (trl.KTOTrainer, type("Mine", (trl.GRPOTrainer,), {})):
+        name = {trl.KTOTrainer: "KTOTrainer"}.get(base, "GRPOTrainer")
         message = (
             rf"^trainer_class does not serve TRL's {name}, which makes batches of its own columns and takes none that are made "
-            rf"already: of TRL's it serves SFTTrainer\. Give {name} itself samples, a `datasets` data set"
+            rf"already: of TRL's it serves SFTTrainer, DPOTrainer, RewardTrainer\. Give {name} itself samples, a `datasets` data"
         )
         with pytest.raises(TypeError, match=message):
             trainer_class(base)
     assert issubclass(trainer_class(type("Mine", (trl.SFTTrainer,), {})), trl.SFTTrainer)
+    theirs = type("SentenceTransformerTrainer", (Trainer,), {"__module__": "sentence_transformers.trainer"})
+    with pytest.raises(
+        TypeError, match="does not serve SentenceTransformerTrainer of sentence-transformers, which tokenizes"
+    ):
+        trainer_class(theirs)
+
+
+def preferences(count: int = 24, **how: Any) -> bf.Batches:
+    draw = np.random.default_rng(0)
+    tokens = lambda most: draw.integers(4, VOCABULARY, draw.integers(1, most)).tolist()  # noqa: E731
+    rows = [
+        {"prompt_input_ids": tokens(6), "chosen_input_ids": tokens(9), "rejected_input_ids": tokens(14)}
+        for _ in range(count)
+    ]
+    return bf.from_sequence(rows, shuffle=True).batch_by_tokens(120, window=12, **({"layout": "paired"} | how))
+
+
+def of_preferences(name: str, **options: Any) -> dict[str, Any]:
+    trl = pytest.importorskip("trl")
+    model = llama(dropout=0.0)
+    if name == "Reward":
+        set_seed(0)
+        model = LlamaForSequenceClassification(LlamaConfig(**SIZES, num_labels=1, pad_token_id=0))
+    more = {"ref_model": llama(dropout=0.0)} if name == "DPO" else {}
+    kind, base = getattr(trl, f"{name}Config"), getattr(trl, f"{name}Trainer")
+    return {
+        "kind": kind,
+        "base": base,
+        "model": model,
+        "processing_class": tokenizer(),
+        "bf16": False,
+        **more,
+        **options,
+    }
+
+
+@pytest.mark.filterwarnings("default::FutureWarning")  # of TRL's own arguments
+@pytest.mark.parametrize("name", ["DPO", "Reward"])
+def test_trls_trainers_of_preferences_are_resumed_and_evaluate(name: str, tmp_path: Path) -> None:
+    made = lambda **more: of_preferences(name, num_train_epochs=2, eval_dataset=preferences(), **more)  # noqa: E731
+    whole = run(tmp_path, preferences(), **made())
+    rest = run(tmp_path, preferences(), resume=str(tmp_path / "checkpoint-2"), **made())
+    assert len(whole.seen) == 2 * len(preferences())
+    assert rest.seen == whole.seen[2:]
+    assert whole.evaluate()["eval_loss"] == pytest.approx(whole.evaluate(preferences())["eval_loss"])
+
+
+@pytest.mark.filterwarnings("default::FutureWarning")  # of TRL's own arguments
+@pytest.mark.parametrize("name", ["DPO", "Reward"])
+def test_a_step_of_preferences_is_the_mean_over_its_pairs(name: str, tmp_path: Path) -> None:
+    how = {"max_steps": 1, "save_strategy": "no", "learning_rate": 1e-1, "optim": "sgd"}
+    one = run(tmp_path, preferences().take(2), gradient_accumulation_steps=2, **of_preferences(name, **how)).model
+    batches = list(preferences().take(2))
+    assert len({len(batch["input_ids"]) for batch in batches}) == 2, "means of means would be another one"
+    width = max(batch["input_ids"].shape[1] for batch in batches)
+
+    def joined(key: str) -> torch.Tensor:
+        padded = [torch.nn.functional.pad(batch[key], (0, width - batch[key].shape[1])).chunk(2) for batch in batches]
+        return torch.cat([side[number] for number in range(2) for side in padded])
+
+    whole = {key: joined(key) for key in ("input_ids", "attention_mask", "completion_mask")} | {"num_sides": 2}
+    other = run(tmp_path, preferences().take(1).map(lambda batch: whole), **of_preferences(name, **how)).model
+    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("default::FutureWarning")  # of TRL's own arguments
+def test_trainers_of_preferences_take_paired_batches_alone(tmp_path: Path) -> None:
+    words = r"DPOTrainer takes batches of layout='paired' with 2 sides and the keys input_ids, attention_mask, completion_mask"
+    pairs = preferences(layout="padded", length_column=("chosen_input_ids", "rejected_input_ids"))
+    unlabelled = preferences().map(
+        lambda batch: {name: one for name, one in batch.items() if name != "completion_mask"}
+    )
+    for data in (pairs, unlabelled):
+        with pytest.raises(ValueError, match=words):
+            run(tmp_path, data, **of_preferences("DPO", max_steps=1))
 
 
 @pytest.mark.parametrize("kind", ["batches", "stream", "loader", "loader of a stream", "evaluated", "evaluated loader"])

@@ -117,7 +117,9 @@ def recorded(base: type[Trainer]) -> Any:
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             loss = super().training_step(model, inputs, *args, **kwargs)
-            self.seen.append([inputs["input_ids"].tolist(), inputs["labels"].tolist(), loss.item()])
+            self.seen.append(
+                [inputs["input_ids"].tolist(), inputs.get("labels", inputs["input_ids"]).tolist(), loss.item()]
+            )
             return loss
 
     return Recorded
@@ -153,7 +155,14 @@ def run(folder: Path, data: Any, *, resume: Any = None, model: Any = None, base:
     """A trainer after its training; options of its arguments, and what else its constructor takes."""
     more = {
         name: options.pop(name)
-        for name in ("callbacks", "eval_dataset", "compute_metrics", "processing_class", "compute_loss_func")
+        for name in (
+            "callbacks",
+            "eval_dataset",
+            "compute_metrics",
+            "processing_class",
+            "compute_loss_func",
+            "ref_model",
+        )
         if name in options
     }
     trainer = recorded(base)(

@@ -18,8 +18,8 @@ import brimful as bf
 from brimful.integrations.transformers import trainer_class
 from brimful.isolation.call import packed_batch
 from brimful.isolation.guard import TABLE
+from brimful.isolation.safe_call import AS_IT_IS, KERNELS, LEAST_VOCABULARY, find_safe_call, segments
 from brimful.isolation.small import small_instance
-from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, segments, verdict
 
 MASK = "keep_apart='mask'"
 BOTH_WAYS = "causal=False"
@@ -58,12 +58,12 @@ def test_what_is_known_of_an_architecture(name: str, tmp_path: Path, caplog: pyt
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = small_instance(kind, kind.config_class())
-        found = verdict(model, packed_batch(segments(), LEAST_VOCABULARY), model.config._attn_implementation)
+        found = find_safe_call(model, packed_batch(segments(), LEAST_VOCABULARY), model.config._attn_implementation)
     now = found.leak.kind if found.leak else "refused" if found.refused else ""
     if f"transformers {transformers.__version__}," in PAGE.read_text("utf-8"):
         assert now == leak
-        assert way in found.way
-        assert bool(way) == bool(found.way)
+        assert way in found.call
+        assert bool(way) == bool(found.call)
     leak = now  # another release may have mended it, or broken it: the trainer must see what holds today
 
     args = TrainingArguments(

@@ -19,7 +19,7 @@ from torch.nn.attention.varlen import varlen_attn
 import brimful as bf
 from brimful.integrations.calls import CallGuard
 from brimful.isolation.call import packed_batch
-from brimful.isolation.verdict import segments
+from brimful.isolation.safe_call import segments
 from brimful.testing import assert_isolated, isolation_report
 from tests.effort import times
 from tests.isolation.toys import HEADS, LEAKS, WIDTH, WORDS, Adapted, toy

@@ -59,7 +59,7 @@ def test_a_margin_is_bounded_and_grows_as_the_risk_falls(first: list[float], the
     margin = after(Margin.of(first), then)
     assert margin.counts == after(Margin.of(then), first).counts
     assert margin.squares == pytest.approx(sum(e**2 for e in first + then))
-    assert Margin.from_json(margin.counts, margin.squares, margin.care) == margin
+    assert Margin.from_json(margin.counts, margin.squares, margin.risk_adjustment) == margin
     assert len(margin) == len(first) + len(then)
     assert 1 <= margin.factor(risk) <= margin.factor(risk / 2)
 
@@ -74,7 +74,7 @@ def test_a_margin_begins_at_a_tenth() -> None:
 
 @pytest.mark.parametrize("risk", [0.025, 0.1])
 def test_errors_that_get_worse_exceed_their_bounds_no_more_often(risk: float) -> None:
-    """In bursts, ever more of them, as where generation ends late: without care far more often."""
+    """In bursts, ever more of them, as where generation ends late: without an adjusted risk far more often."""
     random = np.random.default_rng(3)
     misses = careless = count = 0
     for _ in range(6):
@@ -92,9 +92,9 @@ def test_errors_that_get_worse_exceed_their_bounds_no_more_often(risk: float) ->
 def test_care_goes_as_errors_stay_within() -> None:
     margin = Margin.of([0.01] * 200)
     missed = margin.after(0.5)
-    assert missed.care[4] == 39, "one step for each error within, at a risk of 2.5 %"
+    assert missed.risk_adjustment[4] == 39, "one step for each error within, at a risk of 2.5 %"
     assert missed.factor(0.025) > margin.factor(0.025)
-    assert after(missed, [0.0] * 39).care[4] == 0
+    assert after(missed, [0.0] * 39).risk_adjustment[4] == 0
     for wrong in ([1] * 7, [151] * 8):
         with pytest.raises(ValueError, match=r"^care must be 8 numbers up to 150"):
             Margin.from_json([], 0.0, wrong)

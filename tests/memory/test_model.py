@@ -207,7 +207,7 @@ def test_the_pretrained_model_knows_ratios() -> None:
 
 
 def test_a_model_begins_with_one_peak_and_what_others_say_gives_way_to_the_next(tmp_path: Path) -> None:
-    begun = MemoryModel.pretrained().begun(8, 512, 8e9)
+    begun = MemoryModel.pretrained().from_first_peak(8, 512, 8e9)
     assert (begun.unit, begun.predict(8, 512)) == ("bytes", pytest.approx(8e9, rel=0.02))
     flat = begun.refined([(8, 128), (12, 64)], [8e9, 12e9])
     assert flat.predict(16, 32) > 1.3 * begun.predict(16, 32)

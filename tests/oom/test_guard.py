@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import brimful as bf
 from brimful.memory import OomGuard, SimulatedOOM, oom_guard, oom_safe
 from brimful.oom.modules import Buffers, modules_of_process
-from brimful.oom.parts import divisible
+from brimful.oom.parts import splittable
 from brimful.plan.errors import StateError
 
 VOCABULARY, WIDTH = 11, 6
@@ -143,11 +143,6 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Tagger, Any], Tensor], Any]]
         for name in ("num_items_in_batch", "num_items_on_rank")
         for loss in (as_a_sum, by_tokens)
     },
-    "a sum of a batch in another": (
-        lambda: (padded_batch() | {"num_items_on_rank": torch.tensor(50)}, torch.zeros(13)),
-        lambda model, batch: as_a_sum(model, batch[0]),
-        "auto",
-    ),
     "by a function": (padded_batch, by_tokens, lambda part: int((part["labels"] != -100).sum())),
     "a packed row": (lambda: packed_batch(1), packed, "auto"),
     "packed rows": (lambda: packed_batch(3), packed, "auto"),
@@ -167,7 +162,7 @@ class Pair(NamedTuple):
 
 def slots(batch: Any) -> Tensor:
     """A tensor whose first two sizes are what memory is needed for: (rows, length), of nested batches (1, tokens)."""
-    ids = (batch[0] if isinstance(batch, tuple) else batch)["input_ids"]
+    ids = batch["input_ids"]
     return ids.values()[None] if ids.is_nested else ids
 
 
@@ -256,7 +251,7 @@ def test_one_sample_that_does_not_fit_is_an_error_with_the_gradients_as_they_wer
 
 
 def test_a_batch_that_is_skipped_leaves_no_trace_but_its_count(caplog: pytest.LogCaptureFixture) -> None:
-    run = Run(by_tokens, 3, "backward", unfit="skip")
+    run = Run(by_tokens, 3, "backward", on_sample_oom="skip")
     with caplog.at_level(logging.WARNING, "brimful"):
         assert run.guard(padded_batch()) is None
     assert run.gradients() == [None, None, None]
@@ -623,8 +618,8 @@ def test_what_a_guard_takes_is_checked_when_it_is_made() -> None:
     step = by_tokens
     with pytest.raises(ValueError, match=r"weigh must be one of auto, tokens, .* \(got 'labels'\)"):
         oom_guard(step, weigh="labels")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"unfit must be one of raise, skip \(got 'drop'\)"):
-        oom_guard(step, unfit="drop")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"on_sample_oom must be one of raise, skip \(got 'drop'\)"):
+        oom_guard(step, on_sample_oom="drop")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"distributed must be one of ddp, fsdp \(got 'tp'\)"):
         oom_guard(step, distributed="tp")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"parameters takes tensors, as model.parameters\(\) gives them \(got dict\)"):
@@ -663,10 +658,8 @@ def test_a_batch_by_whose_labels_nobody_can_tell_what_a_part_weighs_is_refused(
 
 
 @pytest.mark.parametrize("weigh", ["auto", "tokens", "next_tokens"])
-@pytest.mark.parametrize(
-    "form", ["samples", "samples with lists", "nested", "tuple", "named", "lists", "arrays", "array", "top"]
-)
-def test_labels_are_found_wherever_they_are(form: str, weigh: Any) -> None:
+@pytest.mark.parametrize("form", ["samples", "samples with lists", "named", "lists", "arrays", "array", "top"])
+def test_labels_are_found_at_the_top_in_each_form(form: str, weigh: Any) -> None:
     rows = [[1, 2, 3, -100, 5, 1], [2, 1], [-100, 4], [3, 3, 3]]
     ids = [[1] * len(row) for row in rows]
     padded = torch.tensor([row + [-100] * (6 - len(row)) for row in rows])
@@ -674,8 +667,6 @@ def test_labels_are_found_wherever_they_are(form: str, weigh: Any) -> None:
     batch: Any = {
         "samples": [{"input_ids": torch.tensor(x), "labels": torch.tensor(y)} for x, y in zip(ids, rows)],
         "samples with lists": [{"input_ids": x, "labels": y} for x, y in zip(ids, rows)],
-        "nested": {"inputs": {"x": zeros, "labels": padded}, "labels": None},
-        "tuple": (zeros, {"labels": padded}),
         "named": Labelled(zeros, padded),
         "lists": {"input_ids": zeros, "labels": rows},
         "arrays": {"input_ids": zeros, "labels": [np.array(row) for row in rows]},
@@ -687,7 +678,7 @@ def test_labels_are_found_wherever_they_are(form: str, weigh: Any) -> None:
 
     def step(part: Any, scale: float) -> float:
         scales.append(scale)
-        device.check(torch.zeros(divisible(part).samples))
+        device.check(torch.zeros(splittable(part).samples))
         return 1.0
 
     assert oom_guard(step, parameters=[], weigh=weigh)(batch) == pytest.approx(1.0)
@@ -714,7 +705,19 @@ def test_labels_are_found_wherever_they_are(form: str, weigh: Any) -> None:
             r"labels must be numbers to be counted \(got 'cat'\)",
         ),
         ("auto", {"x": torch.zeros(2), "labels": 3}, r"must be a tensor, an array or a list .* \(got int\)"),
-        ("auto", {"a": {"labels": [1]}, "b": {"labels": [2]}}, r"has 'labels' in 'a' and in 'b', and nobody can see"),
+        (
+            "auto",
+            {"inputs": {"x": torch.zeros(2), "labels": torch.ones(2)}, "labels": None},
+            r"has 'labels' inside of 'inputs', and weigh='auto' looks for it at the top alone: say weigh= a function",
+        ),
+        ("tokens", (torch.zeros(2), {"labels": torch.ones(2)}), r"has 'labels' inside of 1, and weigh='tokens' looks"),
+        ("auto", [{"x": {"shift_labels": [1]}}], r"has 'shift_labels' inside of 'x'"),
+        (
+            "auto",
+            {"x": torch.zeros(2), "more": ({"num_items_on_rank": 3},)},
+            r"has 'num_items_on_rank' inside of 'more'",
+        ),
+        ("samples", ({"x": torch.zeros(2), "sample_weights": torch.ones(2)},), r"has 'sample_weights' inside of 0"),
         ("auto", [{"labels": [1]}, {"x": [1]}], r"of a list of 2 samples 1 have 'labels', and sample 1 has none"),
         (
             "auto",
@@ -773,7 +776,7 @@ def test_an_oom_that_is_survived_is_said_once(caplog: pytest.LogCaptureFixture) 
     assert "the guard counts each one in `.stats.ooms`): simulated: out of memory" in caplog.text
 
 
-@pytest.mark.parametrize("form", ["as it is", "in a tuple", "lists"])
+@pytest.mark.parametrize("form", ["as it is", "lists"])
 @pytest.mark.parametrize(
     "labels",
     [
@@ -797,13 +800,12 @@ def test_the_gradients_are_those_of_a_batch_that_is_filled_up_to_a_static_shape(
         batch |= {name: batch[name].tolist() for name in ("labels", "sample_weights") if name in batch}
 
     def weighted(model: Tagger, given: Any) -> Tensor:
-        given = given[0] if form == "in a tuple" else given
         weights = torch.as_tensor(given["sample_weights"]).double()
         return (model(given["input_ids"], causal(given)).square().mean((1, 2)) * weights).sum() / weights.sum()
 
     whole, split = Run(weighted, 1 << 40, "forward"), Run(weighted, 8, "forward")
     for run in (whole, split):
-        run.guard((batch,) if form == "in a tuple" else batch)
+        run.guard(batch)
     assert split.guard.stats.ooms == 1
     assert_same(split.gradients(), whole.gradients())
     assert len(split.seen) == 3, "two parts, and the zero at the front"
@@ -906,7 +908,7 @@ def test_a_compiled_step_that_changes_buffers_is_compiled_once() -> None:
 def test_a_batch_that_is_skipped_leaves_buffers_as_they_were() -> None:
     model = Counting()
     model.norm = nn.Identity()  # as a batch norm takes no sample alone
-    guard = guarded(model, 0, unfit="skip")
+    guard = guarded(model, 0, on_sample_oom="skip")
     before, last = buffers(model), model.last
     assert guard({"x": X}) is None
     assert buffers(model) == before

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.oom.parts import balanced, divisible
+from brimful.oom.parts import balanced, splittable
 from tests.effort import examples
 
 
@@ -35,7 +35,7 @@ def test_columns_are_cut_into_parts_that_differ_by_one_sample_at_most(samples: i
         "tokens": torch.tensor(7),
         "kind": "a word",
     }
-    parts = divisible(batch).parts(count)
+    parts = splittable(batch).parts(count)
     assert len(parts) == min(count, samples)
     sizes = [len(part["ids"]) for part in parts]
     assert max(sizes) - min(sizes) <= 1
@@ -72,7 +72,7 @@ def test_a_part_of_packed_rows_is_what_packing_its_samples_would_be(drawn: Any) 
     batch = next(iter(bf.from_sequence(samples).pack(8, rows=rows, shuffle_batches=False)))
     assert batch["wide"].shape[1] == batch["input_ids"].shape[1], "by its shape it may be one of the slots"
     batch |= {"row": torch.arange(rows), "column_kinds": {**batch["column_kinds"], "row": "rows"}}
-    whole = divisible(batch)
+    whole = splittable(batch)
     parts = whole.parts(count)
     assert len(parts) <= whole.samples
     if count >= whole.samples:
@@ -102,7 +102,7 @@ def test_a_part_of_packed_rows_is_what_packing_its_samples_would_be(drawn: Any) 
 def test_nested_tensors_are_cut_by_tokens_and_go_on_sharing_offsets() -> None:
     rows = [{"input_ids": [n] * size, "labels": [n] * size, "id": n} for n, size in enumerate([1, 1, 1, 9])]
     (batch,) = bf.from_sequence(rows).batch(4, layout="nested")
-    first, second = divisible(batch).parts(2)
+    first, second = splittable(batch).parts(2)
     assert [part["id"].tolist() for part in (first, second)] == [[0, 1, 2], [3]]
     assert first["input_ids"].offsets() is first["labels"].offsets()
     assert second["input_ids"].values().tolist() == [3] * 9
@@ -110,29 +110,29 @@ def test_nested_tensors_are_cut_by_tokens_and_go_on_sharing_offsets() -> None:
     with pytest.raises(
         TypeError, match=r"a nested tensor is split by its offsets, which the layout torch.strided has not"
     ):
-        divisible({"x": torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.strided)})
+        splittable({"x": torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.strided)})
 
 
 def test_what_the_user_has_is_cut_as_it_is() -> None:
     pair = Pair(torch.arange(4), ["a", "b", "c", "d"])
-    assert [part.y for part in divisible(pair).parts(2)] == [["a", "b"], ["c", "d"]]
+    assert [part.y for part in splittable(pair).parts(2)] == [["a", "b"], ["c", "d"]]
     encoded: Any = UserDict({"input_ids": torch.arange(4)[:, None]})
     encoded.extra = "stays"
-    assert [(type(part), part.extra, len(part["input_ids"])) for part in divisible(encoded).parts(2)] == [
+    assert [(type(part), part.extra, len(part["input_ids"])) for part in splittable(encoded).parts(2)] == [
         (UserDict, "stays", 2)
     ] * 2
-    assert divisible([{"x": 1}, {"x": 2}, {"x": 3}]).parts(2) == [[{"x": 1}], [{"x": 2}, {"x": 3}]]
-    assert [part.tolist() for part in divisible(torch.arange(3)).parts(3)] == [[0], [1], [2]]
-    assert divisible([torch.zeros(2), torch.zeros(3)]).samples == 2
+    assert splittable([{"x": 1}, {"x": 2}, {"x": 3}]).parts(2) == [[{"x": 1}], [{"x": 2}, {"x": 3}]]
+    assert [part.tolist() for part in splittable(torch.arange(3)).parts(3)] == [[0], [1], [2]]
+    assert splittable([torch.zeros(2), torch.zeros(3)]).samples == 2
 
 
 def test_a_sample_of_several_values_is_as_large_as_the_largest() -> None:
     samples = [{"ids": [1] * length, "label": 1, "rest": {"mask": np.ones(2)}} for length in (3, 7, 5)]
-    assert divisible(samples).widths == (7,)
-    assert divisible([(sample["ids"], 1) for sample in samples]).widths == (7,)
-    assert divisible([{"x": torch.zeros(2, 5)}, {"x": torch.tensor(1)}]).widths == (10,)
-    assert divisible([torch.tensor(1), torch.tensor(2)]).widths == (1,)
-    assert divisible([{}, {"a": 1}]).widths == (0,)
+    assert splittable(samples).widths == (7,)
+    assert splittable([(sample["ids"], 1) for sample in samples]).widths == (7,)
+    assert splittable([{"x": torch.zeros(2, 5)}, {"x": torch.tensor(1)}]).widths == (10,)
+    assert splittable([torch.tensor(1), torch.tensor(2)]).widths == (1,)
+    assert splittable([{}, {"a": 1}]).widths == (0,)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_sample_of_several_values_is_as_large_as_the_largest() -> None:
 )
 def test_what_cannot_be_cut_is_refused(batch: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        divisible(batch)
+        splittable(batch)
 
 
 def packs_of_two() -> dict[str, Any]:
@@ -168,7 +168,7 @@ def test_a_column_of_an_unknown_kind_is_cut_where_all_kinds_are_one_and_refused_
 ) -> None:
     own = torch.arange(int(np.prod(shape))).reshape(shape)
     added = {**packs_of_two(), "own": own}
-    whole = divisible(added)
+    whole = splittable(added)
     assert whole.samples == 3, "and the row of padding"
     with pytest.raises(
         ValueError,
@@ -176,11 +176,11 @@ def test_a_column_of_an_unknown_kind_is_cut_where_all_kinds_are_one_and_refused_
     ):
         whole.parts(2)
     said = {**added, "column_kinds": {**added["column_kinds"], "own": "pieces"}}
-    found = [part["own"] for part in divisible(said).parts(3)]
+    found = [part["own"] for part in splittable(said).parts(3)]
     assert [len(one) for one in found] == [1, 1, 0]
     assert torch.cat(found).equal(own)
     one_each = dict(next(iter(bf.from_sequence([{"input_ids": [1, 2, 3]}, {"input_ids": [4] * 4}]).pack(4, rows=2))))
-    assert torch.cat([part["own"] for part in divisible({**one_each, "own": own}).parts(2)]).equal(own)
+    assert torch.cat([part["own"] for part in splittable({**one_each, "own": own}).parts(2)]).equal(own)
 
 
 def test_kinds_that_do_not_fit_and_packed_rows_without_their_boundaries_are_refused() -> None:
@@ -190,22 +190,22 @@ def test_kinds_that_do_not_fit_and_packed_rows_without_their_boundaries_are_refu
         with pytest.raises(
             ValueError, match=rf"says that 'own' has a value for each of the {said}, and its shape is \(2, 3\)"
         ):
-            divisible(wrong)
+            splittable(wrong)
     with pytest.raises(ValueError, match=r"'own' belongs neither to .* each row, say so: column_kinds={'own': 'rows'}"):
-        divisible({**next(iter(bf.from_sequence([[1], [2], [3]]).pack(4, rows=2))), "own": torch.zeros(2)})
+        splittable({**next(iter(bf.from_sequence([[1], [2], [3]]).pack(4, rows=2))), "own": torch.zeros(2)})
     left = {name: one for name, one in batch.items() if not name.startswith("cu_")}
     with pytest.raises(
         ValueError, match=r"packed rows \(column_kinds\) are split by their cu_seqlens, and the batch has none"
     ):
-        divisible(left)
+        splittable(left)
     unsaid = {name: one for name, one in batch.items() if name != "column_kinds"}
-    assert [part["lengths"].tolist() for part in divisible(unsaid).parts(3)] == [[2], [2], []], "known by their names"
+    assert [part["lengths"].tolist() for part in splittable(unsaid).parts(3)] == [[2], [2], []], "known by their names"
 
 
 def test_what_nobody_can_look_into_is_refused() -> None:
     with pytest.raises(TypeError, match="a batch of type object cannot be split by sample: give a dict or a tuple"):
-        divisible(object())
+        splittable(object())
     with pytest.raises(
         TypeError, match="a batch with a object in it cannot be split by sample; keep it out of the batch"
     ):
-        divisible({"a": torch.zeros(2), "b": object()})
+        splittable({"a": torch.zeros(2), "b": object()})

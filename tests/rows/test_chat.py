@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import PythonBackend
 
 import brimful as bf
+from brimful.testing import assert_exact_resume
 from tests import tokenizers as make
 from tests.effort import examples
 from tests.shards import write
@@ -506,3 +507,120 @@ def test_a_role_that_is_trained_on_is_told_once(
         sample, _ = talks(TALK, TALK).chat(tokenizer)
     assert said(tokenizer, sample)[0] == first
     assert caplog.messages == messages
+
+
+# -- answers to one prompt
+
+
+ASK, SAY = ({"role": role, "content": "the fox"} for role in ("user", "assistant"))
+OTHER = {"role": "assistant", "content": "x the"}
+BOTH: dict[str, Any] = {"column": ("chosen", "rejected"), "output_prefix": ("chosen_", "rejected_")}
+
+
+def of_sides(data: bf.Dataset) -> list[list[list[int]]]:
+    names = [f"{side}_{kind}" for side in ("chosen", "rejected") for kind in ("input_ids", "labels")]
+    return [[sample[name].tolist() for name in names] for sample in data]
+
+
+@pytest.mark.parametrize("template", [make.CHATML, make.MARKED])
+@pytest.mark.parametrize("prompt", [[ASK], [ASK, OTHER, ASK]])
+def test_a_prompt_is_shared_repeated_or_found(prompt: list[Any], template: str) -> None:
+    tokenizer = make.chatty(template)
+    apart = bf.from_sequence([{"prompt": prompt, "chosen": [SAY], "rejected": [OTHER]}])
+    whole = bf.from_sequence([{"prompt": prompt, "chosen": [*prompt, SAY], "rejected": [*prompt, OTHER]}])
+    by_side = apart
+    for side in ("chosen", "rejected"):
+        by_side = by_side.chat(tokenizer, column=side, prompt_column="prompt", output_prefix=f"{side}_")
+    found = {
+        "shared": of_sides(apart.chat(tokenizer, prompt_column="prompt", **BOTH)),
+        "repeated": of_sides(whole.chat(tokenizer, prompt_column="prompt", **BOTH)),
+        "found": of_sides(whole.drop("prompt").chat(tokenizer, **BOTH)),
+        "one call a side": of_sides(by_side),
+    }
+    ((chosen, chosen_labels, rejected, _),) = found["shared"]
+    assert all(one == found["shared"] for one in found.values()), found
+    assert chosen == tokenizer.apply_chat_template([*prompt, SAY])["input_ids"]
+    assert rejected == tokenizer.apply_chat_template([*prompt, OTHER])["input_ids"]
+    before = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+    assert all(label == -100 for label in chosen_labels[: len(before)])
+    assert chosen_labels[len(before)] == chosen[len(before)]
+
+
+def test_trls_trainer_has_the_same_completions() -> None:
+    dpo = pytest.importorskip("trl.data_utils")
+    row = {"chosen": [ASK, OTHER, ASK, SAY], "rejected": [ASK, OTHER, ASK, OTHER]}
+    theirs = dpo.extract_prompt(row)
+    ((chosen, labels, *_),) = of_sides(bf.from_sequence([row]).chat(PLAIN, **BOTH))
+    prompt = PLAIN.apply_chat_template(theirs["prompt"], add_generation_prompt=True)["input_ids"]
+    assert chosen[: len(prompt)] == prompt
+    trained = [place for place, label in enumerate(labels) if label != -100]
+    assert trained == [*range(len(prompt), len(chosen) - 1)], "all but the white space after the turn"
+
+
+def test_sides_become_batches_and_are_resumed() -> None:
+    rows = [{"chosen": [ASK, SAY], "rejected": [ASK, *[OTHER, ASK] * (n % 3), SAY, SAY]} for n in range(9)]
+    rows = [row for row in rows if row["rejected"][1] != SAY] + [{"chosen": [ASK, SAY], "rejected": [ASK, OTHER]}]
+    data = bf.from_sequence(rows).chat(PLAIN, **BOTH)
+    batches = data.batch_by_tokens(512, layout="paired", window=3)
+    assert sum(len(batch["input_ids"]) for batch in batches) == 2 * len(rows)
+    assert_exact_resume(lambda: data)
+    assert_exact_resume(lambda: batches)
+
+
+UNEQUAL: dict[str, tuple[dict[str, Any], str]] = {
+    "prompts": (
+        {"chosen": [ASK, SAY], "rejected": [ASK | {"content": "x"}, SAY]},
+        r"columns? 'chosen', 'rejected': 'chosen' and 'rejected' have unequal prompts: they differ in a message before the first",
+    ),
+    "later in the prompts": (
+        {"chosen": [ASK, SAY, ASK, SAY], "rejected": [ASK, SAY, ASK | {"content": "x"}, SAY]},
+        "'chosen' and 'rejected' have unequal prompts",
+    ),
+    "another prompt": (
+        {"prompt": [ASK], "chosen": [ASK | {"content": "x"}, SAY], "rejected": [SAY]},
+        "'chosen' and the prompt have unequal prompts",
+    ),
+    "no answer": (
+        {"chosen": [ASK, SAY], "rejected": [ASK, SAY, OTHER]},
+        r"'chosen' has no message of its own: all 2 are those of 'rejected'\. Leave such rows out",
+    ),
+    "only the prompt": ({"prompt": [ASK], "chosen": [ASK], "rejected": [SAY]}, "all 1 are those of the prompt"),
+    "no messages": ({"chosen": [ASK, SAY], "rejected": None}, "a conversation must be a list of messages"),
+}
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_sides_without_one_prompt_are_refused_or_left_out(name: str) -> None:
+    row, words = UNEQUAL[name]
+    prompt = "prompt" if "prompt" in row else None
+    good = {"prompt": [ASK], "chosen": [SAY], "rejected": [OTHER]}
+    if prompt is None:
+        good = {"chosen": [ASK, SAY], "rejected": [ASK, OTHER]}
+    data = bf.from_sequence([good, row, good])
+    with pytest.raises(bf.DataError, match=rf"chat failed at sequence, row 1: .*{words}"):
+        list(data.chat(PLAIN, prompt_column=prompt, **BOTH))
+    with data.chat(PLAIN, prompt_column=prompt, on_error="skip", **BOTH).iter() as rest:
+        assert len(of_sides(rest)) == 2
+        assert rest.stats.skipped == 1
+
+
+def test_a_side_that_fails_alone_leaves_its_row_out_once() -> None:
+    rows = [
+        {"chosen": [ASK, one], "rejected": [ASK, other]} for one, other in ((SAY, OTHER), (SAY, SAY | {"train": 0}))
+    ]
+    rows.append({"chosen": [ASK, SAY | {"weight": 3}], "rejected": [ASK, OTHER | {"weight": 3}]})
+    with bf.from_sequence(rows).chat(PLAIN, on_error="skip", **BOTH).iter() as rest:
+        assert len(of_sides(rest)) == 1
+        assert rest.stats.skipped == 2
+
+
+def test_prefixes_of_chat_that_cannot_be_are_refused() -> None:
+    data = bf.from_sequence([{"chosen": [ASK, SAY], "rejected": [ASK, OTHER], "chosen_labels": [1]}])
+    with pytest.raises(bf.DataError, match="there is a column 'chosen_labels' already"):
+        list(data.chat(PLAIN, **BOTH))
+    with pytest.raises(
+        ValueError, match=r"chat needs an output_prefix for each column \(got column=\('a', 'b'\) and output_pre"
+    ):
+        data.chat(PLAIN, column=("a", "b"), output_prefix="x_")
+    with pytest.raises(ValueError, match="twice"):
+        data.chat(PLAIN, column=("a", "b"), output_prefix=("x_", "x_"))

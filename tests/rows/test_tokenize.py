@@ -56,6 +56,52 @@ def test_tokens_are_not_replaced_by_those_of_another_column() -> None:
     assert ids(bf.from_sequence([{"text": "a", "input_ids": [7]}]).tokenize(letters)) == [[97]]
 
 
+@pytest.mark.parametrize("calls", ["one", "two"])
+def test_what_is_made_of_each_side_has_its_prefix(calls: str) -> None:
+    data = bf.from_sequence([{"chosen": "ab", "rejected": "c", "id": 7}])
+    if calls == "one":
+        data = data.tokenize(letters, column=("chosen", "rejected"), output_prefix=("chosen_", "rejected_"))
+    else:
+        data = data.tokenize(letters, column="chosen", output_prefix="chosen_")
+        data = data.tokenize(letters, column="rejected", output_prefix="rejected_")
+    assert (ids(data, "chosen_input_ids"), ids(data, "rejected_input_ids")) == ([[97, 98]], [[99]])
+    (batch,) = data.batch(1)
+    assert sorted(batch) == ["chosen_input_ids", "id", "rejected_input_ids"], "text that was tokenized is left out"
+    (batch,) = data.batch(1, keep_text=True)
+    assert {"chosen", "rejected"} <= {*batch}
+    assert_exact_resume(lambda: data)
+
+
+def test_other_outputs_have_the_prefix_too() -> None:
+    pairs = bf.from_sequence([{"chosen": "a", "rejected": "x x"}])
+    for name in ("chosen", "rejected"):
+        pairs = pairs.tokenize(make.bert(), column=name, output_prefix=f"{name}_", extra_outputs=["attention_mask"])
+    (sample,) = pairs
+    masks = {name: sample[name].tolist() for name in ("chosen_attention_mask", "rejected_attention_mask")}
+    assert masks == {"chosen_attention_mask": [1, 1, 1], "rejected_attention_mask": [1, 1, 1, 1]}
+    assert "chosen_attention_mask: list of int32" in repr(pairs)
+
+
+def test_a_prefix_replaces_no_column() -> None:
+    row = {"text": "a", "chosen_input_ids": [7]}
+    with pytest.raises(
+        bf.DataError, match=r"there is a column 'chosen_input_ids' already \(sequence, row 0\); drop or rename it"
+    ):
+        list(bf.from_sequence([row]).tokenize(letters, output_prefix="chosen_"))
+    rows = [{"chosen": "a", "rejected": "b"}, {"chosen": "a", "rejected": None}]
+    with pytest.raises(bf.DataError, match=r"column 'rejected' is null.*sequence, row 1"):
+        list(bf.from_sequence(rows).tokenize(letters, column="rejected", output_prefix="rejected_"))
+    data = bf.from_sequence([row])
+    with pytest.raises(TypeError, match=r"output_prefix must be text, such as 'chosen_', or several of them \(got 3\)"):
+        data.tokenize(letters, output_prefix=3)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"output_prefix=\('a_', 'b_'\) makes a column of each prefix, so give one output_col"
+    ):
+        data.tokenize(letters, output_column=("x", "y"), output_prefix=("a_", "b_"))
+    with pytest.raises(ValueError, match="tokenize makes one output for each column"):
+        data.tokenize(letters, output_prefix=("a_", "b_"))
+
+
 def test_other_outputs_are_not_replaced_by_those_of_another_column() -> None:
     pairs = bf.from_sequence([{"source": "a", "target": "x x"}])
     source = pairs.tokenize(make.bert(), column="source", extra_outputs="attention_mask")

@@ -7,6 +7,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.sources import csv as csv_module
-from brimful.sources.csv import NULLS, Delimited, Dialect, checked_options
+from brimful.sources.csv import NULLS, Delimited, Dialect, RecordRows, checked_options
 from brimful.sources.format import ReadRequest
 from brimful.sources.formats import FORMATS
 from brimful.testing import assert_exact_resume
@@ -685,38 +686,97 @@ def test_files_of_any_dialect_are_read_as_pythons_csv_reads_them_from_any_row_on
                 assert value == cell or (value is None and cell in NULLS) or float(value) == float(cell)
 
 
-def test_of_bad_records_each_costs_no_parse_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [f"{number},{number}.5,text" for number in range(5_000)]
-    bad = ("1,2", "x,1.5,y", "1,1.5,\0", "99999999999999999999,0,y", "1,1e999,y", "1,9007199254740993,y")
-    for number in range(0, 5_000, 10):
-        lines[number] = bad[number // 10 % 6]
-    data = "\n".join(["a,x,t", *lines]).encode().replace(b"\0", b"\xff")
-    parses, counted = [0], csv_module._read
+def parses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of Arrow's reader from now on."""
+    calls: list[tuple[Any, ...]] = []
+    own = csv_module._read
 
     def counting(*args: Any, **options: Any) -> Any:
-        parses[0] += 1
-        return counted(*args, **options)
+        calls.append(args)
+        return own(*args, **options)
 
     monkeypatch.setattr(csv_module, "_read", counting)
-    found = outcome(CSV, data, pa.schema([("a", INT), ("x", FLOAT), ("t", TEXT)]))
+    return calls
+
+
+NUMBERS = {"a": INT, "x": FLOAT, "t": TEXT}
+TIMES = {"a": pa.timestamp("s"), "x": pa.bool_(), "t": pa.decimal128(8, 2)}
+
+
+@pytest.mark.parametrize(
+    ("types", "good", "bad"),
+    [
+        (NUMBERS, "7,7.5,text", ("1,2", "x,1.5,y", "1,1.5,\udcff", "99999999999999999999,0,y", "1,1e999,y", "1,,y,")),
+        (NUMBERS, "7,7.5,text", ("1,9007199254740993,y",)),  # which Arrow takes
+        (TIMES, "2024-02-29 10:00:00,true,1.50", ("2023-02-29,true,1", "2024-01-01,maybe,1", "2024-01-01,true,1.555")),
+        (
+            TIMES,
+            "2024-02-29 10:00:00,true,1.50",
+            ("2024-04-31,true,1", "2024-01-01,tru,1", "2024-01-01,true,123456789"),
+        ),
+    ],
+)
+def test_of_bad_records_each_costs_no_parse_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, types: dict[str, pa.DataType], good: str, bad: tuple[str, ...]
+) -> None:
+    lines = [bad[number // 10 % len(bad)] if number % 10 == 0 else good for number in range(5_000)]
+    data = "\n".join(["a,x,t", *lines]).encode(errors="surrogateescape")
+    calls = parses(monkeypatch)
+    found = outcome(CSV, data, pa.schema(types))
     assert (len(found.rows), found.skipped) == (4_500, 500)
-    assert parses[0] < 10
+    assert len(calls) < 10
 
 
 def test_large_floats_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     data = ("x,id\n" + "".join(f"{number}e30,{number}\n" for number in range(1, 2_000))).encode()
-    parses, counted = [0], csv_module._read
-
-    def counting(*args: Any, **options: Any) -> Any:
-        parses[0] += 1
-        return counted(*args, **options)
-
-    monkeypatch.setattr(csv_module, "_read", counting)
+    calls = parses(monkeypatch)
     assert len(outcome(CSV, data, pa.schema([("x", FLOAT), ("id", INT)])).rows) == 1_999
-    assert parses[0] == 1
+    assert len(calls) == 1
 
 
-def test_an_integer_that_a_float_has_exactly_is_read_as_one() -> None:
-    data = b"x\n1152921504606846976\n-36893488147419103232\n1152921504606846977\n36893488147419103233\n"
-    found = outcome(CSV, data, pa.schema([("x", FLOAT)]))
-    assert ([row["x"] for row in found.rows], found.skipped) == ([2.0**60, -(2.0**65)], 2)
+def test_types_are_tried_once_a_file_and_not_once_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = [write(tmp_path / f"{name}.csv", b"a,b\n" + b"1,x\n" * 2_000) for name in "cd"]
+    data = bf.from_files(urls, schema=dict(zip(AB.names, AB.types)))
+    calls = parses(monkeypatch)
+    assert len(list(data)) == 4_000
+    assert len(calls) == len(urls) * 2
+
+
+DATES_ETC = (
+    *(pa.date32(), pa.timestamp("s"), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.time32("s"), pa.time64("us")),
+    *(pa.bool_(), pa.decimal128(5, 2), pa.int8(), pa.uint8(), INT, pa.uint64(), FLOAT, pa.float32(), TEXT),
+)
+WRITTEN = """2024-02-29 1900-02-29 2024-04-31 2024-12-31T23:59:60 2024-01-05T10:11:12.5Z 2024-01-05+02:00 10:11 24:00
+10:11:12.1234 true TRUE tRue 1 0 1.25 1.2500 1.255 999.99 1000 -.5 1e3 1e400 -0 +7 007 0x1f 127 -129 256 16777217
+9007199254740993 +9007199254740993 9223372036854775808 -9223372036854775808 18446744073709551616 inf -Infinity nan NA é \udcff"""
+
+
+@given(
+    st.sampled_from(DATES_ETC),
+    st.lists(st.tuples(st.sampled_from(["", " ", "\t"]), st.sampled_from(WRITTEN.split())), min_size=1, max_size=9),
+)
+@examples(200)
+def test_values_among_others_are_taken_where_arrow_takes_them_alone(
+    kind: pa.DataType, texts: list[tuple[str, str]]
+) -> None:
+    records = [f'"{space}{text}"\n'.encode(errors="surrogateescape") for space, text in texts]
+    schema = pa.schema([("a", kind)])
+    alone = RecordRows(("a",), schema, Dialect(","))
+    taken: list[dict[str, Any]] = []
+    for record in records:
+        with suppress(*alone.refused):
+            taken += alone.block([record]).to_pylist()
+    assert repr(outcome(CSV, b"a\n" + b"".join(records), schema).rows) == repr(taken)
+
+
+@pytest.mark.parametrize("beside", ["", "36893488147419103232\n"])
+def test_an_integer_that_a_float_has_exactly_is_read_as_one(beside: str) -> None:
+    """Beside one of more than 64 bits too, where Arrow reads none of them as an integer."""
+    texts = "1152921504606846976 -36893488147419103232 -9223372036854775808 9223372036854775808"
+    odd = "1152921504606846977 36893488147419103233 +9007199254740993 9223372036854775809"
+    for text in texts.split():
+        found = outcome(CSV, f"x\n{beside}{text}\n".encode(), pa.schema([("x", FLOAT)]))
+        assert (found.rows[-1]["x"], found.skipped) == (int(text), 0)
+    for text in odd.split():
+        found = outcome(CSV, f"x\n{beside}{text}\n".encode(), pa.schema([("x", FLOAT)]))
+        assert (len(found.rows), found.skipped) == (len(beside) > 0, 1)

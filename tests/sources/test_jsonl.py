@@ -258,9 +258,18 @@ def test_objects_are_cut_out_of_lines_without_pythons_json(tmp_path: Path, monke
     assert len(calls) == 1_000  # which show the types
 
 
-@pytest.mark.parametrize("bad", [b'{"n": 1, "t": }', b'{"n": "x", "t": "y"}', b'{"n": 1, "t": "\\ud83d"}'])
+BAD_LINES = [
+    b'{"n": 1, "t": }',
+    b'{"n": "x", "t": "y"}',
+    b'{"n": 1, "t": "\\ud83d"}',
+    b'{"n": 1, "t": "y", "x": 9007199254740993}',
+    b"[1]",
+]
+
+
+@pytest.mark.parametrize("bad", BAD_LINES)
 def test_lines_around_bad_ones_are_parsed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: bytes) -> None:
-    good = [json.dumps({"n": number, "t": "x"}).encode() for number in range(4_000)]
+    good = [json.dumps({"n": number, "t": "x", "x": 0.5}).encode() for number in range(4_000)]
     lines = [bad if number % 100 == 99 else line for number, line in enumerate(good)]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
     calls = counted(monkeypatch, JsonLines, "_read")
@@ -279,6 +288,28 @@ def test_floats_too_long_for_integers_are_not_read_twice(tmp_path: Path, monkeyp
     (tmp_path / "b.jsonl").write_text('{"x": 1.5}\n' * 1_100 + '{"x": 9007199254740993}\n')
     with pytest.raises(DataError, match=r"line 1,101: .* the integer 9007199254740993, which it would round"):
         list(bf.from_files(tmp_path / "b.jsonl"))
+
+
+def test_objects_that_only_python_reads_are_parsed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"n": number, "m": {"a": [number] if number % 10 else "\ud83d"}} for number in range(4_000)]
+    url = write(tmp_path / "a.jsonl", rows)
+    calls = counted(monkeypatch, JsonLines, "_joined")
+    assert list(bf.from_files(url)) == rows
+    assert len(calls) < 12
+
+
+def test_a_rounded_integer_is_told_beside_a_text_that_is_a_time_by_the_schema(tmp_path: Path) -> None:
+    lines = ['{"d": "2024-01-01", "x": 0.5}', '{"d": "2024-01-01", "x": 9007199254740993}']
+    for some in (lines, lines[1:], [*lines, '{"d": 1}']):
+        (tmp_path / "a.jsonl").write_text("\n".join(some))
+        with pytest.raises(DataError, match="the integer 9007199254740993, which it would round"):
+            list(bf.from_files(tmp_path / "a.jsonl", schema={"d": pa.timestamp("s"), "x": pa.float64()}))
+
+
+def test_a_rounded_integer_changes_nothing_for_large_floats_beside_it() -> None:
+    schema = pa.schema({"x": pa.float32()})
+    alone = parse(b'{"x": 1.5e300}', schema)[0]
+    assert parse(b'{"x": 1.5e300}\n{"x": 9007199254740993}', schema)[0] == alone
 
 
 def test_a_bad_line_after_one_that_only_python_reads_is_told_with_its_place(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 import brimful as bf
-from brimful.core.own_keys import NUM_ITEMS, OWN_KEYS
+from brimful.core.own_keys import LOSS_WEIGHTS, NUM_ITEMS, NUM_SAMPLES, NUM_SIDES, OWN_KEYS, SUM_OF_WEIGHTS
 from brimful.tensors.loss import rows_that_count
 from tests.shards import write
 
@@ -346,7 +346,8 @@ def test_a_weight_goes_wherever_a_batch_goes() -> None:
 def test_all_keys_that_are_no_columns_are_listed() -> None:
     batches = MAKES["static"](bf.from_sequence(rows("tokens")).map(dict), 2).shard(0, 1)
     columns = {"input_ids", "attention_mask", "labels", "id"}
-    assert set(next(iter(batches))) - columns == set(OWN_KEYS) - {"num_items_on_rank"}
+    of_weights = {*SUM_OF_WEIGHTS, LOSS_WEIGHTS}
+    assert set(next(iter(batches))) - columns == set(OWN_KEYS) - {NUM_ITEMS[1], NUM_SAMPLES[1], NUM_SIDES, *of_weights}
 
 
 @pytest.mark.parametrize("name", NUM_ITEMS)

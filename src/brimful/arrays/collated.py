@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,20 +18,30 @@ from brimful.arrays.layout import Layout, refuse_taken
 from brimful.arrays.types import SIGNED
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.facts import with_batches
-from brimful.batching.labels import read
+from brimful.batching.labels import loss_weights, read
 from brimful.batching.window import PlanningWindow
 from brimful.core.ahead import then
 from brimful.core.facts import Facts, columns_by, following
 from brimful.core.header import described
-from brimful.core.own_keys import NUM_ITEMS, OF_RANKS, TAKEN, WEIGHTS, RankWeight
+from brimful.core.own_keys import (
+    LOSS_WEIGHTS,
+    NUM_ITEMS,
+    NUM_SAMPLES,
+    OF_RANKS,
+    SUM_OF_WEIGHTS,
+    TAKEN,
+    WEIGHTS,
+    RankWeight,
+)
 from brimful.core.run import Run
 from brimful.core.stage import Stage, State, not_in_state, running
 from brimful.core.stats import Made
 from brimful.plan.errors import DataError, counted, warn_once
 from brimful.tables.origins import where
-from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, loss_labels
+from brimful.tables.ragged import COLUMN_KINDS, LABELS, NOT_TRAINED_ON, loss_labels
 from brimful.tables.texts import schema_without
 
+Convert: TypeAlias = Callable[[MutableMapping[str, Any], ColumnRules, Iterable[str]], None]
 Unlabelled = Literal["keep", "drop", "raise"]
 """What becomes of a sample without a label to train on, once its batch is planned."""
 
@@ -53,6 +63,7 @@ class Collated(Stage[Any]):
 
     Args:
         fewer_shapes: how the user, who wants so few shapes that a compiler can keep up, gets fewer: `.stats` warns of too many.
+        convert: puts a framework's tensors in place of the arrays of a batch that have one of some names; None: they stay arrays.
         with_batch: an item is a pair of the batch, as integers, and what is made of it.
     """
 
@@ -65,11 +76,13 @@ class Collated(Stage[Any]):
     fewer_shapes: str = not_in_state("")
     verb: str = not_in_state("batch")
     unlabelled: Unlabelled = not_in_state("keep")
+    convert: Convert | None = not_in_state(None)
     with_batch: bool = not_in_state(False)
 
     def facts(self, *inputs: Facts) -> Facts:
         schema = columns_by(inputs[0], lambda below: schema_without(below, self.rules.left_out))
-        found = following(self, *inputs, seam="passes", schema=schema)
+        ours = {"functions": inputs[0].functions, "from_index": inputs[0].from_index}
+        found = following(self, *inputs, seam="passes", schema=schema, **ours)
         return with_batches(found, collated=self, left_out=self.rules.left_out)
 
     def settings(self) -> dict[str, Any]:
@@ -91,6 +104,10 @@ class Collated(Stage[Any]):
     @abstractmethod
     def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
         """The shape that a compiler sees, and how many slots for tokens there are."""
+
+    @abstractmethod
+    def rows(self, batch: Batch) -> int:
+        """How many rows, or pieces, there are, copies among them."""
 
     @abstractmethod
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
@@ -140,24 +157,29 @@ class Collated(Stage[Any]):
         """An item as it is handed on, counted."""
         batch, columns = one.batch, one.columns
         self.check(batch, item, columns)
-        remember(item, batch, columns)
-        known: dict[str, NumLabels | None] = dict(zip(NUM_ITEMS, (batch.num_labels, batch.num_labels_here)))
-        if not any(known.values()) and self.hides_labels(columns, item):
-            known[NUM_ITEMS[1]] = read(batch, self.rules.labels_follow)
-        counts = {
-            name: count
-            for name, labels in known.items()
-            if labels is not None and (count := self._num_items(labels, columns)) is not None
-        }
+        follow = self.rules.labels_follow
+        known = [batch.num_labels, batch.num_labels_here]
+        if not any(known) and self.hides_labels(columns, item):
+            known[1] = read(batch, follow)
+        counts: dict[str, Any] = {}
+        for labels, *names in zip(known, NUM_ITEMS, NUM_SAMPLES, SUM_OF_WEIGHTS):
+            if labels is not None and (num_items := self._num_items(labels, columns)) is not None:
+                of_step = num_items, labels.samples, labels.weights
+                counts |= dict(zip(names if follow.weighs else names[:2], of_step))
         if counts and batch.weight != 0:
             self.check_labels(batch, item, columns, next(iter(counts)))
-        if (batch.weight is not None or counts) and isinstance(item, (dict, MutableMapping)):  # a dict is known sooner
-            _weigh(item, batch, columns, counts)
+        named = isinstance(item, (dict, MutableMapping))  # a dict is known sooner
+        if named and (weights := loss_weights(batch, follow)) is not None:
+            counts[LOSS_WEIGHTS] = np.append(weights, np.zeros(self.rows(batch) - len(weights)))
+        made = _weigh(item, batch, columns, counts) if named and (batch.weight is not None or counts) else {}
         if run.made is not None:
             shape, slots = self.shape(batch, item, columns)
             samples, tokens = (0, 0) if batch.weight == 0 else (batch.num_samples, batch.num_tokens)
             sizes = batch.totals if samples else {}
             run.made.append(Made(samples, tokens, slots, shape, self.fewer_shapes, one.unlabelled, one.example, sizes))
+        if named and self.convert is not None:
+            self.convert(item, self.rules, item if self.as_arrays else made)
+        remember(item, batch, columns)
         return (batch, item) if self.with_batch else item
 
     def _num_items(self, known: NumLabels, columns: WindowColumns) -> int | None:
@@ -186,6 +208,9 @@ class LaidOut(Collated):
     def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
         return self.layout.shape(batch, item, columns)
 
+    def rows(self, batch: Batch) -> int:
+        return len(batch) if self.layout.packs or self.layout.varies else batch.padded_size
+
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int:
         return self.layout.num_labels(known)
 
@@ -199,12 +224,15 @@ class LaidOut(Collated):
         self.layout.check_labels(batch, item, columns, number)
 
 
-def _weigh(item: MutableMapping[str, Any], batch: Batch, columns: WindowColumns, num_items: Mapping[str, int]) -> None:
-    """Puts into a batch what says how much it weighs: of a data-parallel rank `weight` and `is_filler`, and `ends_step` where
-    that is known. A filler asks for no label, and its `sample_weights` are 0.
+def _weigh(
+    item: MutableMapping[str, Any], batch: Batch, columns: WindowColumns, counts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Puts into a batch what says how much it weighs, and returns it: of a data-parallel rank `weight` and `is_filler`, and
+    `ends_step` where that is known. A filler asks for no label, and its `sample_weights` are 0.
 
-    `num_items`, the labels of the whole step that are trained on, are () int64: arrays, as they go to the device with the batch,
-    and a compiled step does not take each new value for a constant. A number that a collate_fn has set stays.
+    `counts`, of the whole step's labels that are trained on, and of its samples, are () int64, and sums of weights () float64:
+    arrays, as they go to the device with the batch, and a compiled step does not take each new value for a constant. A number
+    that a collate_fn has set stays.
 
     Raises:
         DataError: a collate_fn has made something of another's name.
@@ -220,10 +248,12 @@ def _weigh(item: MutableMapping[str, Any], batch: Batch, columns: WindowColumns,
             f"collate_fn returns {clash[0]!r}, and batches of ranks or optimizer steps hold something of that name; give it "
             "another one"
         )
-    item.update(made)
-    for name, count in num_items.items():
+    for name, count in counts.items():
         if name not in item:
-            item[name] = np.array(count)
+            made[name] = np.array(count) if isinstance(count, int) else columns.made(name, np.asarray(count))
+    item.update(made)
+    if LOSS_WEIGHTS in counts and COLUMN_KINDS in item:
+        item[COLUMN_KINDS][LOSS_WEIGHTS] = "pieces"
     if batch.weight == 0:
         columns.unlabel(item, slice(None))
         weights: Any = item.get(WEIGHTS)
@@ -231,6 +261,7 @@ def _weigh(item: MutableMapping[str, Any], batch: Batch, columns: WindowColumns,
             item[WEIGHTS] = np.zeros_like(weights)
         elif hasattr(weights, "new_zeros"):  # of torch
             item[WEIGHTS] = weights.new_zeros(weights.shape)
+    return made
 
 
 def _unlabelled(batch: Batch, place: int, unlabelled: Unlabelled) -> str:

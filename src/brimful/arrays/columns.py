@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from brimful.arrays.end_to_end import Jagged, Unpadded
 from brimful.arrays.types import DTYPES, ColumnType, held_in, type_of
 from brimful.batching.batch import Batch
-from brimful.batching.labels import TOKENS, LabelsFollow, LossLabels, labels_of
+from brimful.batching.labels import LabelsFollow, LossLabels, labels_of
 from brimful.batching.window import PlanningWindow
+from brimful.core.own_keys import LOSS_WEIGHTS, SUM_OF_WEIGHTS
 from brimful.index.index import RowSpans
 from brimful.plan.errors import DataError, one_of
 from brimful.plan.once import once
@@ -26,10 +27,13 @@ from brimful.tables.ragged import (
     MASK,
     NOT_TRAINED_ON,
     SHIFTED,
+    SIDE_COLUMNS,
     TOKEN_COLUMNS,
+    TOKENS,
     Gaps,
     Ragged,
     array_of,
+    distinct,
     gather,
     holding,
     is_labels,
@@ -38,6 +42,7 @@ from brimful.tables.ragged import (
     list_array,
     numpy_of,
     pad,
+    prefix_of,
     ragged,
     trained_on,
 )
@@ -45,7 +50,7 @@ from brimful.tables.texts import texts_in
 
 IntArray: TypeAlias = NDArray[np.int64]
 
-MADE: Final = (*TOKEN_COLUMNS, "lengths", "segment_ids", "sample_numbers")
+MADE: Final = (*TOKEN_COLUMNS, "lengths", "segment_ids", "sample_numbers", LOSS_WEIGHTS, *SUM_OF_WEIGHTS)
 """What there may be in a batch beside the columns."""
 
 
@@ -59,7 +64,8 @@ class ColumnRules:
 
     Args:
         length_columns: the lists whose lengths are planned over, each padded to its own length.
-        token_columns: lists that are cut, padded and packed with the first of those; None: of TOKEN_COLUMNS those there are.
+        token_columns: lists that are cut, padded and packed with the first of those, or with the one whose prefix they have.
+            None: of TOKEN_COLUMNS those there are.
         pad_values: what padding holds, by column.
         dtypes: types of arrays, by name, where they are not to be the usual ones.
         explicit: of all these names those that the user gave, each of which there must be.
@@ -67,6 +73,8 @@ class ColumnRules:
             whether or not it is named.
         left_out: columns of text that was tokenized.
         functions: those of the length columns that are no columns, but functions of the user's.
+        stacks: the length columns are the sides of a sample, which lie below one another.
+        weights, piece_length: see `LabelsFollow`.
     """
 
     length_columns: tuple[str, ...]
@@ -77,6 +85,9 @@ class ColumnRules:
     packs: bool = field(default=False, metadata={"runtime": True})
     left_out: tuple[str, ...] = field(default=(), metadata={"runtime": True})
     functions: tuple[str, ...] = field(default=(), metadata={"runtime": True})
+    stacks: bool = field(default=False, metadata={"runtime": True})
+    weights: str | None = field(default=None, metadata={"runtime": True})
+    piece_length: int = field(default=0, metadata={"runtime": True})
 
     def __post_init__(self) -> None:
         for name, dtype in self.dtypes.items():
@@ -91,10 +102,41 @@ class ColumnRules:
         >>> rules = ColumnRules(("source", "target"))
         >>> rules.follows("target"), rules.follows("labels"), rules.follows("tags")
         (1, 0, None)
+        >>> rules = ColumnRules(("chosen_input_ids", "rejected_input_ids"))
+        >>> rules.follows("chosen_labels"), rules.follows("rejected_labels"), rules.follows("labels")
+        (0, 1, None)
         """
-        if name in self.length_columns:
-            return self.length_columns.index(name)
-        return 0 if name in self.token_aligned_columns else None
+        return next((number for number, group in enumerate(self.aligned) if name in group), None)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The prefix that the columns of each side have, by length column; "" of a single one."""
+        return tuple(map(prefix_of, self.length_columns)) if len(self.length_columns) > 1 else ("",)
+
+    @once
+    def masks(self) -> dict[str, int]:
+        """The names of the masks that batches have, with the number of the length column of each."""
+        return {prefix + MASK: number for number, prefix in enumerate(self.prefixes) if prefix or not number}
+
+    @once
+    def aligned(self) -> tuple[tuple[str, ...], ...]:
+        """The length columns, each with the lists that are cut, padded and packed with it, as far as there are such: with the
+        first one, and with any that has a prefix, those of its prefix."""
+        groups = []
+        for number, (name, prefix) in enumerate(zip(self.length_columns, self.prefixes)):
+            if self.token_columns is not None:
+                named = [each for each in self.token_columns if self._side_of(each) == number]
+            elif prefix:
+                named = [prefix + kind for kind in SIDE_COLUMNS]
+            else:
+                named = [*TOKEN_COLUMNS] if not number else []
+            hidden_by = [MASK] if self.packs and not number and MASK not in named else []
+            groups.append((name, *(each for each in (*named, *hidden_by) if each not in self.length_columns)))
+        return tuple(groups)
+
+    def _side_of(self, name: str) -> int:
+        """The number of the length column whose prefix a column has; else 0."""
+        return next((number for number, prefix in enumerate(self.prefixes) if prefix and name.startswith(prefix)), 0)
 
     def lists_among(self, fields: Mapping[str, pa.Field]) -> tuple[int, ...]:
         """The numbers of the length columns that are lists; none where one is not among the columns."""
@@ -104,19 +146,16 @@ class ColumnRules:
         names = enumerate(self.length_columns)
         return tuple(number for number, name in names if name in fields and is_number_list(fields[name].type))
 
-    @property
+    @once
     def labels_follow(self) -> LabelsFollow:
         """How labels are counted."""
         as_numbers = tuple(name for name in (LABELS, SHIFTED) if "int" not in self.dtypes.get(name, "int64"))
+        follows = self.follows(LABELS), self.follows(SHIFTED)
         return LabelsFollow(
-            self.follows(LABELS), self.follows(SHIFTED), self.length_columns, as_numbers, self.functions
+            *(*follows, self.length_columns, as_numbers, self.functions, self.stacks),
+            weights=self.weights,
+            piece_length=self.piece_length,
         )
-
-    @property
-    def token_aligned_columns(self) -> tuple[str, ...]:
-        """The first length column and the lists that are cut, padded and packed with it, as far as there are such."""
-        named = TOKEN_COLUMNS if self.token_columns is None else self.token_columns
-        return self.length_columns[0], *named, *([MASK] if self.packs and MASK not in named else [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,6 +277,12 @@ class WindowColumns:
         sizes = batch.plan.sizes[batch.span]
         return [sizes] if sizes.ndim == 1 else [sizes[:, number] for number in self.at]
 
+    @once
+    def masks(self) -> dict[str, int]:
+        """The names of the masks that batches have, with the place in `given` of the length column of each."""
+        found = {name: self.at.index(number) for name, number in self.rules.masks.items() if number in self.at}
+        return found if found or not self.given else {MASK: 0}
+
     def widths(self, batch: Batch) -> tuple[int, ...]:
         """What the samples of a batch are padded to, by length column."""
         return tuple(batch.widths[number] for number in self.at)
@@ -292,15 +337,22 @@ class WindowColumns:
 
     def unlabelled(self, batch: Batch) -> IntArray:
         """The samples, or pieces, of a batch whose labels of tokens are all -100 as they lie in it, by their places; a filler has
-        none. Labels that packing leaves out count for nothing.
+        none. Labels that packing leaves out count for nothing. Of a sample with several sides, one without labels is enough.
 
         Price: 30 ns a sample; 10 ns a token of those whose last label is -100.
         """
-        labels, column = self.labels, None
-        if labels is not None and labels.by == "token" and labels.name not in self.rules.labels_follow.as_numbers:
-            column = next((one for one in self.all if one.name == labels.name in (LABELS, SHIFTED)), None)
-        if batch.weight == 0 or not isinstance(column, ListColumn):
+        labels, names = self.labels, []
+        if self.rules.stacks:
+            names = [prefix + LABELS for prefix in self.rules.prefixes]
+        elif labels is not None and labels.by == "token" and labels.name not in self.rules.labels_follow.as_numbers:
+            names = [labels.name] if labels.name in (LABELS, SHIFTED) else []
+        columns = [one for one in self.all if one.name in names and isinstance(one, ListColumn)]
+        if batch.weight == 0 or not columns:
             return np.empty(0, np.int64)
+        found = [self._without_label(batch, column) for column in columns]
+        return found[0] if len(found) == 1 else distinct(np.concatenate(found))
+
+    def _without_label(self, batch: Batch, column: ListColumn) -> IntArray:
         begins, sizes = column.starts[batch.numbers], column.counts[batch.numbers]
         if column.follows is not None:
             pieces, own = batch.pieces, self.sizes(batch)[column.follows]
@@ -399,7 +451,7 @@ def _column(
 
 
 def _check_names(fields: Mapping[str, pa.Field], rules: ColumnRules) -> None:
-    if unknown := [name for name in rules.explicit if name not in fields and name not in MADE]:
+    if unknown := [name for name in rules.explicit if name not in fields and name not in (*MADE, *rules.masks)]:
         raise ValueError(
             f"length_column, pad_values or dtypes name {unknown[0]!r}, but the columns are {', '.join(fields) or 'none'}"
         )
@@ -422,7 +474,7 @@ def _lists(
         expected = window.lengths.reshape(len(window), -1)[:, at[follows]]
         differ = np.flatnonzero(counts != expected)
         if len(differ):
-            raise _unequal(window, rules, name, counts, expected, int(differ[0]))
+            raise _unequal(window, rules, name, at[follows], counts, expected, int(differ[0]))
     fill = fill_of(name, rules.pad_values)
     kind = type_of(name, values.dtype, fill, rules.dtypes)
     return ListColumn(name, values, starts, counts, follows, kind.made.type(fill), kind)
@@ -440,9 +492,15 @@ def _spans(window: PlanningWindow, field: pa.Field) -> RowSpans:
 
 
 def _unequal(
-    window: PlanningWindow, rules: ColumnRules, name: str, counts: IntArray, expected: IntArray, sample: int
+    window: PlanningWindow,
+    rules: ColumnRules,
+    name: str,
+    follows: int,
+    counts: IntArray,
+    expected: IntArray,
+    sample: int,
 ) -> DataError:
-    first = rules.length_columns[0]
+    first = rules.length_columns[follows]
     if name in rules.length_columns:
         return DataError(
             f"column {name!r} has {counts[sample]:,} values ({where(window.block, int(window.rows[sample]))}), and was planned "
@@ -451,7 +509,8 @@ def _unequal(
         )
     named = ", ".join(repr(one) for one in (*rules.length_columns, name))
     apart = f"give length_column=({named}), or " if len(rules.length_columns) == 1 else ""
-    others = [one for one in rules.token_aligned_columns[1:] if one != name and one in window.block.schema.names]
+    aligned = [one for length, *group in rules.aligned for one in group]
+    others = [one for one in aligned if one != name and one in window.block.schema.names]
     alone = "leave it out of token_columns=" if rules.token_columns is not None else f"pass token_columns={others}"
     return DataError(
         f"column {name!r} has {counts[sample]:,} values and {first!r} {expected[sample]:,} "

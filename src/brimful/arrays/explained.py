@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.arrays.columns import WindowColumns
-from brimful.arrays.end_to_end import Jagged
 from brimful.batching.batch import Batch, PlannedWindow
-from brimful.batching.sizes import TOKENS
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.tables.origins import ORIGIN, where
+from brimful.tables.ragged import MASK, TOKENS, prefix_of
 
 _SHOWN: Final = 60
 """Characters of a text in a table."""
@@ -119,22 +118,15 @@ def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
         return
     plan = batch.plan
     made = _Made(plan.origins, plan.window.samples, bool(columns.given) or plan.pieces is not None, batch.place)
-    arrays = [one for name in ("lengths", *columns.given) if _is_array(one := item.get(name))]
-    for array in arrays or [one for one in item.values() if _is_array(one)][:1]:
+    kinds = _arrays()
+    arrays = [one for name in ("lengths", *columns.given) if isinstance(one := item.get(name), kinds)]
+    for array in arrays or [one for one in item.values() if isinstance(one, kinds)][:1]:
         _put(array, made)
 
 
-def moved(array: Any, tensor: Any) -> None:
-    """A tensor is made of what the array was made of that it stands in place of."""
-    if (made := _of_array(array)) is not None:
-        del _MADE[id(array)]
-        _put(tensor, made)
-
-
-def _is_array(value: Any) -> bool:
-    """Whether it is an array, or a tensor of torch."""
-    torch: Any = sys.modules.get("torch")
-    return isinstance(value, (np.ndarray, Jagged)) or (torch is not None and isinstance(value, torch.Tensor))
+def _arrays() -> tuple[type[Any], ...]:
+    """The types of arrays, and of tensors where there may be some."""
+    return np.ndarray, getattr(sys.modules.get("torch"), "Tensor", np.ndarray)
 
 
 def _put(array: Any, made: _Made) -> None:
@@ -156,7 +148,7 @@ def carry(item: Any, other: Any) -> None:
     """A batch elsewhere is made of what it was made of here."""
     if other is not item and isinstance(item, Mapping) and (made := _made(item)) is not None:
         for name, one in item.items():
-            if _of_array(one) is not None and _is_array(other[name]):
+            if _of_array(one) is not None and isinstance(other[name], _arrays()):
                 _put(other[name], made)
 
 
@@ -176,7 +168,7 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
             "and map return such a dict"
         )
     made = _made(batch)
-    if made is None and "groups" not in batch and not any(_is_array(one) for one in batch.values()):
+    if made is None and "groups" not in batch and not any(isinstance(one, _arrays()) for one in batch.values()):
         raise ValueError(
             f"explain goes by the tensors of a batch, and this one holds none (keys: {', '.join(map(str, batch)) or 'none'}). "
             "Have collate_fn and map keep at least one"
@@ -218,9 +210,9 @@ def _places(window: PlanningWindow, count: int) -> tuple[Sequence[str | None], S
 
 def _tokens(batch: Mapping[str, Any], made: Batch, column: str) -> Iterator[list[int]]:
     """The tokens of each sample, or piece, as far as the batch shows them."""
-    ids: Any = batch.get(column)
-    mask: Any = batch.get("attention_mask")
-    if not _is_array(ids):
+    ids: Any = batch.get(column, batch.get(TOKENS))  # of several sides, the first lies on top
+    mask: Any = batch.get(prefix_of(column) + MASK, batch.get(MASK))
+    if not isinstance(ids, _arrays()):
         return
     if made.pieces is not None:
         rows, lengths = made.pieces.rows, made.pieces.lengths
@@ -232,5 +224,5 @@ def _tokens(batch: Mapping[str, Any], made: Batch, column: str) -> Iterator[list
         jagged: Any = ids
         values = jagged.values()
         yield from (values[first:last].tolist() for first, last in pairwise(jagged.offsets().tolist()))
-    elif _is_array(mask) and mask.shape == ids.shape:
+    elif isinstance(mask, _arrays()) and mask.shape == ids.shape:
         yield from (row[seen != 0].tolist() for row, seen in zip(ids[: len(made)], mask))

@@ -39,6 +39,10 @@ class Layout(ABC):
         """The shape that a compiler sees, and how many slots for tokens there are."""
         return planned_shape(batch, columns)
 
+    def seen(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A planned shape, (rows, length) or (rows, *lengths), as a compiler sees it."""
+        return shape
+
     def unpadded(self) -> Layout | None:
         """The same, padded where it arrives; None where that cannot be."""
         return None

@@ -11,7 +11,7 @@ from brimful.arrays.columns import ListColumn, WindowColumns
 from brimful.arrays.end_to_end import Unpadded
 from brimful.arrays.layout import Layout, put
 from brimful.batching.batch import Batch
-from brimful.tables.ragged import MASK, attention_mask, gaps
+from brimful.tables.ragged import attention_mask, gaps
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,9 @@ class Padded(Layout):
 
     Shapes: each token column (B, L), L the padded length of the first length column, each further length column by its own;
     other lists of numbers (B, their own longest); lists of a fixed size and arrays of one shape (B, *shape); numbers (B,);
-    anything else a list. `attention_mask` (B, L) int64, by the first length column, unless the data have one; `lengths`
-    (B,) int64, (B, d) for d length columns: the tokens that the mask shows. Where `weighted`, a batch filled up to its
+    anything else a list. `attention_mask` (B, L) int64, by the first length column, unless the data have one; where there are
+    several length columns, each whose name ends in `_input_ids` has one with its prefix, as `chosen_attention_mask`. `lengths`
+    (B,) int64, (B, d) for d length columns: the tokens that the masks show. Where `weighted`, a batch filled up to its
     static shape ends in copies of its first row, without labels, and `sample_weights` (B,) float32 is 0 there.
 
     Args:
@@ -55,6 +56,7 @@ class Padded(Layout):
         sizes, shortest = columns.sizes(batch), batch.plan.shortest[batch.place]
         places = [gaps(own, width, left, shortest if own is sizes[0] else None) for own, width in zip(sizes, widths)]
         out: dict[str, Any] = {}
+        masks = columns.masks
         for column in columns.all:
             if not isinstance(column, ListColumn):
                 out[column.name] = column.of(numbers)
@@ -62,19 +64,20 @@ class Padded(Layout):
             place = column.follows
             own = column.counts[numbers] if place is None else sizes[place]
             width = max(1, int(own.max())) if place is None else widths[place]
-            if self.on_device and column.name != MASK:  # whose sum is wanted here
+            if self.on_device and column.name not in masks:  # whose sum is wanted here
                 out[column.name] = column.unpadded(numbers, own, width, left)
             else:
                 out[column.name] = column.padded(numbers, own, width, left, None if place is None else places[place])
         if sizes:
-            mask = out.get(MASK)
-            if mask is None and self.on_device:
-                kind = columns.type_of(MASK, np.empty(0, np.int64))
-                out[MASK] = Unpadded(None, sizes[0], sizes[0], widths[0], 0, left, kind)
-            elif mask is None:
-                out[MASK] = columns.made(MASK, attention_mask(places[0], widths[0]))
-            elif isinstance(mask, np.ndarray) and mask.shape == (len(numbers), widths[0]):
-                sizes[0] = (mask != 0).sum(1)
+            for name, place in masks.items():
+                mask = out.get(name)
+                if mask is None and self.on_device:
+                    kind = columns.type_of(name, np.empty(0, np.int64))
+                    out[name] = Unpadded(None, sizes[place], sizes[place], widths[place], 0, left, kind)
+                elif mask is None:
+                    out[name] = columns.made(name, attention_mask(places[place], widths[place]))
+                elif isinstance(mask, np.ndarray) and mask.shape == (len(numbers), widths[place]):
+                    sizes[place] = (mask != 0).sum(1)
             put(out, lengths=columns.made("lengths", lengths_of(sizes)))
         if self.weighted:
             weights = np.ones(len(numbers), np.float32)

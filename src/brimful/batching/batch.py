@@ -28,10 +28,14 @@ class NumLabels(NamedTuple):
     Args:
         given: as the samples have them.
         edges: those of them that packing leaves out: the first one of each piece, of `shift_labels` the last one.
+        samples: how many samples, or pieces, have one that is left.
+        weights: what these count for together in a mean over samples, where any counts for something else than 1.
     """
 
     given: int
     edges: int
+    samples: int = 0
+    weights: float = 0.0
 
 
 class PackedPieces(NamedTuple):

@@ -27,7 +27,6 @@ class BatchFacts:
         samples_per_step: how many samples an optimizer step has, in as many batches as they need; None where nothing says.
         collated: the stage that makes the batches, which knows the rules for their columns and their layout.
         left_out: columns of rows that batches do not have, as their text was tokenized.
-        in_torch: whether tensors are made of their arrays.
     """
 
     planned: Stage[Any]
@@ -40,7 +39,6 @@ class BatchFacts:
     samples_per_step: int | None = None
     collated: Any = None
     left_out: tuple[str, ...] = ()
-    in_torch: bool = False
 
 
 def batch_facts(stage: Stage[Any]) -> BatchFacts:

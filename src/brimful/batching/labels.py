@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +13,13 @@ from numpy.typing import NDArray
 from brimful.batching.batch import Batch, NumLabels, PlannedWindow
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.index.index import has_null
+from brimful.plan.balancing import part_sums
+from brimful.plan.overlong import split_long
 from brimful.tables.ragged import (
     LABELS,
     NOT_TRAINED_ON,
     SHIFTED,
+    TOKENS,
     gather,
     is_list,
     loss_labels,
@@ -23,8 +27,6 @@ from brimful.tables.ragged import (
     ragged,
     trained_on,
 )
-
-TOKENS: Final = "input_ids"
 
 
 class LabelsFollow(NamedTuple):
@@ -36,6 +38,9 @@ class LabelsFollow(NamedTuple):
         lengths: the length columns. Where one is missing, nothing is cut. Packing makes labels of the first where there are none.
         as_numbers: those of the two that become tensors of fractions or truth values, of which -100 is one.
         functions: those of the length columns that are functions of the user's.
+        stacks: a sample has several sides, which a loss compares: it counts as one, whatever its labels are.
+        weights: the column that says what a sample counts for in a mean over samples; None: each counts for 1.
+        piece_length: where packing splits samples, the most tokens of a piece; else 0.
     """
 
     labels: int | None = None
@@ -43,6 +48,14 @@ class LabelsFollow(NamedTuple):
     lengths: tuple[str, ...] = (TOKENS,)
     as_numbers: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    stacks: bool = False
+    weights: str | None = None
+    piece_length: int = 0
+
+    @property
+    def weighs(self) -> bool:
+        """Whether samples, or pieces, may count for something else than 1 in a mean over samples."""
+        return self.weights is not None or self.piece_length > 0
 
     def is_cut_with(self, schema: pa.Schema, number: int) -> bool:
         """Whether all length columns are there, and this one is a list."""
@@ -74,6 +87,8 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> LossLabel
     >>> labels_of(schema, False, LabelsFollow(labels=0)), labels_of(schema, False, LabelsFollow())
     (LossLabels(name='labels', by='token', follows=0), LossLabels(name='labels', by='class', follows=None))
     """
+    if follow.stacks:
+        return LossLabels(follow.lengths[0], "sample")
     name = loss_labels(schema.names)
     if name is None:
         return LossLabels(follow.lengths[0], "token", 0) if packs else None
@@ -93,6 +108,17 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> LossLabel
     return LossLabels(name, "sample") if is_number else None
 
 
+class Labelled(NamedTuple):
+    """The labels of some samples, or pieces, int64 (n,) each: see `NumLabels`."""
+
+    given: IntArray
+    edges: IntArray
+
+
+Count: TypeAlias = Callable[[IntArray, IntArray, IntArray], Labelled]
+"""Counts the labels of samples, or pieces: of sample numbers[i] the tokens starts[i] to starts[i] + kept[i]."""
+
+
 def counted(batches: PlannedWindow, follow: LabelsFollow, rows: bool = False) -> Sequence[NumLabels | None]:
     """The number of labels of each batch that are trained on, where the index knows it, or packing makes them of the tokens; else
     None. An index knows `labels` alone: of `shift_labels` by token `read` counts them.
@@ -102,43 +128,115 @@ def counted(batches: PlannedWindow, follow: LabelsFollow, rows: bool = False) ->
         rows: count in the rows that a window holds, where no index knows.
     Price: 70 ns a sample; 10 ns a token of those that are cut.
     """
-    window, numbers, pieces = batches.window, batches.numbers, batches.pieces
-    labels = labels_of(window.schema, pieces is not None, follow)
+    window, packs = batches.window, batches.pieces is not None
+    labels = labels_of(window.schema, packs, follow)
     unknown: list[NumLabels | None] = [None] * len(batches)
     if labels is None or (labels.by == "token" and labels.name == SHIFTED):
         return unknown
-    is_made = labels.name not in (LABELS, SHIFTED)
-    knows = labels.by != "sample" and (rows or window.index is not None or is_made)
+    by, is_made = labels.by, labels.name not in (LABELS, SHIFTED)
+    knows = by != "sample" and (rows or window.index is not None or is_made)
     found = window.num_labels(labels.name) if knows else None
-    counts: NDArray[Any] = np.ones(len(numbers), np.int64)
-    firsts: NDArray[Any] = np.zeros(len(numbers), np.int64)
-    if pieces is not None and is_made and (found is None or (found[0] == found[1]).all()):  # hardly any token is -100
-        counts, firsts = pieces.lengths, pieces.lengths > 0  # each token but the first of a piece
-    elif found is not None:
-        sizes, counts, begins = found[:, numbers]
-        if labels.by == "class":
-            counts = np.minimum(counts, 1)
-        elif labels.follows is not None:
-            firsts = begins
-            starts, kept = _kept(batches, slice(None), labels.follows)
-            cut = np.flatnonzero(kept < sizes)
-            if len(cut):
-                counts[cut], firsts[cut] = _in_pieces(window, labels.name, numbers[cut], starts[cut], kept[cut])
-    elif labels.by != "sample":
+    if found is None and by != "sample" and not is_made:
         return unknown
-    given, left_out = (batches.sums(each).tolist() for each in (counts, firsts))
-    return list(map(NumLabels, given, left_out))
+    weights = None if follow.weights is None else window.weights(follow.weights)
+    if weights is None and follow.weights is not None:
+        return unknown
+
+    def count(numbers: IntArray, starts: IntArray, kept: IntArray) -> Labelled:
+        none = np.zeros(len(numbers), np.int64)
+        if by == "sample":
+            return Labelled(none + 1, none)
+        if found is None or (is_made and (found[0] == found[1]).all()):  # hardly any token is -100
+            return Labelled(kept, (kept > 0).astype(np.int64))  # each token but the first of a piece
+        sizes, given, edges = found[:, numbers]
+        if by == "class":
+            return Labelled(np.minimum(given, 1), none)
+        if labels.follows is None:
+            return Labelled(given, none)
+        cut = np.flatnonzero(kept < sizes)
+        if len(cut):
+            given[cut], edges[cut] = _in_pieces(window, labels.name, numbers[cut], starts[cut], kept[cut])
+        return Labelled(given, edges)
+
+    each = count(batches.numbers, *_kept(batches, slice(None), labels.follows))
+    has = _as_they_lie(each, packs) > 0
+    given, edges, samples = (batches.sums(one).tolist() for one in (*each, has))
+    if not follow.weighs:
+        return [*map(NumLabels, given, edges, samples)]
+    sums = part_sums(
+        np.repeat(np.arange(len(batches)), np.diff(batches.bounds)),
+        has * _weights(batches, slice(None), follow, weights, each, count),
+        len(batches),
+    )
+    return [*map(NumLabels, given, edges, samples, sums.tolist())]
+
+
+def loss_weights(batch: Batch, follow: LabelsFollow) -> NDArray[np.float64] | None:
+    """What each sample, or piece, of a batch counts for in a mean over samples, float64 (b,); None where each counts for 1.
+
+    A sample has the weight that its row says. Each of its pieces has a share of it: that of the sample's labels that the piece
+    has, so that the sample counts once however it is cut.
+    """
+    if not follow.weighs:
+        return None
+    window, plan, span = batch.window, batch.plan, batch.span
+    labels = labels_of(window.block.schema, plan.pieces is not None, follow)
+    own = None if follow.weights is None else window.weights(follow.weights)
+    count = None if labels is None else _counter(window, labels, plan.pieces is not None)
+    each = None if count is None else count(batch.numbers, *_kept(plan, span, labels and labels.follows))
+    weights = _weights(plan, span, follow, own, each, count)
+    if batch.weight == 0:
+        weights[:] = 0
+    elif plan.left_out is not None:
+        weights[plan.left_out[span]] = 0
+    return weights
+
+
+def _as_they_lie(labels: Labelled, packs: bool) -> IntArray:
+    """How many labels of each sample, or piece, are trained on in its batch."""
+    return labels.given - labels.edges if packs else labels.given
+
+
+def _weights(
+    batches: PlannedWindow,
+    which: slice,
+    follow: LabelsFollow,
+    weights: NDArray[np.float64] | None,
+    each: Labelled | None,
+    count: Count | None,
+) -> NDArray[np.float64]:
+    """See `loss_weights`. `weights`: those of the samples of the window; `each`: the labels of these samples, or pieces."""
+    window, numbers = batches.window, batches.numbers[which]
+    found = np.ones(len(numbers)) if weights is None else weights[numbers]
+    if not follow.piece_length or each is None or count is None:
+        return found
+    lengths = window.lengths.reshape(len(window), -1)[:, 0]
+    if not (split := np.flatnonzero(lengths[numbers] > follow.piece_length)).size:
+        return found
+    totals = _TOTALS.get(window)
+    if totals is None:  # of all pieces, wherever these are
+        long = np.flatnonzero(lengths > follow.piece_length)
+        samples, starts, kept = split_long(lengths[long], follow.piece_length)
+        of_pieces = _as_they_lie(count(long[samples], starts, kept), True)
+        totals = _TOTALS[window] = np.ones(len(window))
+        totals[long] = np.maximum(part_sums(samples, of_pieces, len(long)), 1)
+    found[split] *= _as_they_lie(each, True)[split] / totals[numbers[split]]
+    return found
+
+
+_TOTALS: Final[WeakKeyDictionary[PlanningWindow, NDArray[np.float64]]] = WeakKeyDictionary()
+"""The labels of each sample of a window that is split, all of its pieces together."""
 
 
 def step_labels(found: Sequence[NumLabels | None]) -> NumLabels | None:
     """The labels of all batches of a step; None where those of one are not known.
 
-    >>> step_labels([NumLabels(5, 1), NumLabels(2, 0)]), step_labels([NumLabels(5, 1), None])
-    (NumLabels(given=7, edges=1), None)
+    >>> step_labels([NumLabels(5, 1, 2), NumLabels(2, 0, 1)]), step_labels([NumLabels(5, 1), None])
+    (NumLabels(given=7, edges=1, samples=3, weights=0.0), None)
     """
     if None in found:
         return None
-    return NumLabels(*(sum(parts) for parts in zip((0, 0), *filter(None, found))))
+    return NumLabels(*(sum(parts) for parts in zip(NumLabels(0, 0), *filter(None, found))))
 
 
 def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
@@ -147,42 +245,58 @@ def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
 
     Price: that of locating the rows, which is done once for all that the batch's window is asked for, and 10 ns a token.
     """
-    window, block = batch.window, batch.window.block
-    labels = labels_of(block.schema, batch.plan.pieces is not None, follow)
-    if labels is None or labels.name not in block.schema.names:
+    window, packs = batch.window, batch.plan.pieces is not None
+    labels = labels_of(window.block.schema, packs, follow)
+    count = None if labels is None else _counter(window, labels, packs)
+    if labels is None or count is None:
         return None
-    column = block.column(labels.name)
-    if has_null(column):
-        return None  # whoever makes a tensor of it says which row
     if batch.weight == 0:
         return NumLabels(0, 0)
-    rows = window.rows[batch.numbers]
-    if labels.by == "sample":
-        return NumLabels(len(rows), 0)
-    if not is_list(column.type):
-        return NumLabels(int(np.count_nonzero(numpy_of(column)[rows] != NOT_TRAINED_ON)), 0)
-    values = window.ragged(labels.name)
-    begins, sizes = values.spans(rows)
-    if labels.follows is None:
-        asked = trained_on(*gather(values.values, begins, sizes))[0]
-        return NumLabels(int(np.minimum(asked, 1).sum() if labels.by == "class" else asked.sum()), 0)
-    starts, kept = _kept(batch.plan, batch.span, labels.follows)
-    goes_on = starts + kept < sizes
-    begins, sizes = begins + starts, np.clip(sizes - starts, 0, kept)
-    if (
-        labels.name == SHIFTED
-    ):  # the token that the last slot of a cut sample, or of a piece, would predict is not in the batch
-        lasts = (begins + sizes - 1)[(sizes > 0) & ~goes_on]
-        sizes = np.maximum(sizes - goes_on, 0)
-        edges = int(np.count_nonzero(values.values[lasts] != NOT_TRAINED_ON))
-    counts, firsts = trained_on(*gather(values.values, begins, sizes))
-    return NumLabels(int(counts.sum()), edges if labels.name == SHIFTED else int(firsts.sum()))
+    each = count(batch.numbers, *_kept(batch.plan, batch.span, labels.follows))
+    has = _as_they_lie(each, packs) > 0
+    given, edges, samples = (int(one.sum()) for one in (*each, has))
+    weights = loss_weights(batch, follow)
+    if weights is None:
+        return NumLabels(given, edges, samples)
+    (total,) = part_sums(np.zeros(len(has), np.int64), has * weights, 1)  # one after another, as `counted` adds them
+    return NumLabels(given, edges, samples, float(total))
 
 
-def _kept(batches: PlannedWindow, which: slice, follows: int) -> tuple[IntArray, IntArray]:
-    """The first label of some samples, or pieces, that is in their batches, and how many are."""
+def _counter(window: PlanningWindow, labels: LossLabels, packs: bool) -> Count | None:
+    """Counts labels in the rows of a window; None where these lack them, or some are null."""
+    block = window.block
+    if labels.name not in block.schema.names or has_null(column := block.column(labels.name)):
+        return None  # whoever makes a tensor of it says which row
+
+    def count(numbers: IntArray, starts: IntArray, kept: IntArray) -> Labelled:
+        rows, none = window.rows[numbers], np.zeros(len(numbers), np.int64)
+        if labels.by == "sample":
+            return Labelled(none + 1, none)
+        if not is_list(column.type):
+            return Labelled((numpy_of(column)[rows] != NOT_TRAINED_ON).astype(np.int64), none)
+        values = window.ragged(labels.name)
+        begins, sizes = values.spans(rows)
+        if labels.follows is None:
+            asked = trained_on(*gather(values.values, begins, sizes))[0]
+            return Labelled(np.minimum(asked, 1) if labels.by == "class" else asked, none)
+        goes_on = starts + kept < sizes
+        begins, sizes = begins + starts, np.clip(sizes - starts, 0, kept)
+        if labels.name != SHIFTED:
+            return Labelled(*trained_on(*gather(values.values, begins, sizes)))
+        # the token that the last slot of a cut sample, or of a piece, would predict is not in the batch
+        ends = np.flatnonzero((sizes > 0) & ~goes_on)
+        none[ends] = values.values[(begins + sizes - 1)[ends]] != NOT_TRAINED_ON
+        return Labelled(trained_on(*gather(values.values, begins, np.maximum(sizes - goes_on, 0)))[0], none)
+
+    return count
+
+
+def _kept(batches: PlannedWindow, which: slice, follows: int | None) -> tuple[IntArray, IntArray]:
+    """The first label of some samples, or pieces, that is in their batches, and how many are; nothing where they are not cut."""
     if batches.pieces is not None:
         return batches.pieces.starts[which], batches.pieces.lengths[which]
+    if follows is None:
+        return batches.numbers[:0], batches.numbers[:0]
     kept = batches.sizes[which] if batches.sizes.ndim == 1 else batches.sizes[which, follows]
     return np.broadcast_to(np.int64(0), len(kept)), kept
 

@@ -90,11 +90,16 @@ def say_split_groups(settings: Mapping[str, Any], world_size: int) -> None:
 
 def world_size_here() -> int:
     """How many ranks there are, as far as torch.distributed, where it is in use, or the environment says; 1 otherwise."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
+    if (dist := _initialised()) is not None:
         return int(dist.get_world_size())
     text = os.environ.get("WORLD_SIZE", "")
     return int(text) if text.isdecimal() else 1
+
+
+def _initialised() -> Any:
+    """torch.distributed, where it is initialised; whoever has not imported it has not."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
 DATA_DIMS: Final = (
@@ -156,9 +161,7 @@ def _of_mesh(mesh: Any) -> tuple[int, int]:
 
 
 def _of_process() -> tuple[int, int]:
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
+    if (dist := _initialised()) is not None:
         return dist.get_rank(), dist.get_world_size()
     world_size = _number("WORLD_SIZE", "1")
     if world_size > 1 and "RANK" not in os.environ:

@@ -21,10 +21,15 @@ from brimful.plan.balancing import in_turns, part_sums
 from brimful.plan.buckets import Rounding
 from brimful.plan.budget import divided, sample_costs, share
 from brimful.plan.errors import DataError, one_of
+from brimful.plan.once import once
 from brimful.plan.overlong import plan_with, split_long
 from brimful.plan.plan import joined, planned
 from brimful.plan.rounded import Rounded
+<<<<<<< HEAD
 from brimful.plan.units import parted
+=======
+from brimful.plan.stacked import Stacked, longest_side, on_all_sides, stacked
+>>>>>>> main
 from brimful.rows.functions import call
 from brimful.tables.blocks import Sample, samples
 from brimful.tables.origins import where
@@ -59,8 +64,11 @@ class BatchPlanner(ABC):
     truncate_side: TruncateSide = "right"
     """Which part of it is left out, where it is cut."""
 
-    token_columns: tuple[str, ...] = ()
-    """What is cut with the tokens, where it is not the end that is left out."""
+    token_columns: tuple[tuple[str, ...], ...] = ()
+    """What is cut together, where it is not the end that is left out: groups of columns."""
+
+    sides: int = 1
+    """How many rows below one another a sample has, all padded to one length."""
 
     @property
     def in_order(self) -> bool:
@@ -126,14 +134,16 @@ class BatchPlanner(ABC):
 
 @dataclass(frozen=True)
 class ByPolicy(BatchPlanner):
-    """A policy's plan, with a word for the samples that it cannot place. `parts`: so many batches share a step's budget."""
+    """A policy's plan, with a word for the samples that it cannot place. `parts`: so many batches share a step's budget.
+    `sides`: so many rows of a sample share that of a batch, and lie in one length."""
 
     policy: Policy
     overlong: Overlong
     rounding: Rounding | None = None
     truncate_side: TruncateSide = "right"
-    token_columns: tuple[str, ...] = not_in_state(())
+    token_columns: tuple[tuple[str, ...], ...] = not_in_state(())
     parts: int = not_in_state(1)
+    sides: int = not_in_state(1)
 
     def __post_init__(self) -> None:
         _check_truncate(self.truncate_side, self.overlong)
@@ -149,30 +159,30 @@ class ByPolicy(BatchPlanner):
 
     @property
     def sizing(self) -> Policy:
-        return self.policy
+        return self.policy if self.sides == 1 else Stacked(self.policy, self.sides)
 
     @property
     def rounded(self) -> Any:
         return self.rounding or self.policy
 
     def shapes(self) -> list[tuple[int, ...]] | None:
-        shapes: list[tuple[int, ...]] | None = getattr(self.policy, "shapes", None)
+        shapes: list[tuple[int, ...]] | None = getattr(self.sizing, "shapes", None)
         return shapes
 
     def settings(self) -> dict[str, Any]:
-        return {"policy": described(self.policy), **_cut(self), **_rounding(self.rounding)}
+        return {"policy": described(self.policy), **_cut(self), **_rounding(self.rounding), **_stacked(self)}
 
     def sizes(self, given: tuple[Size, ...]) -> tuple[tuple[Size, ...], int]:
         names: tuple[str, ...] | None = getattr(self.policy, "columns", None)
-        if names is None:
+        if names is None or self.sides > 1:
             return given, len(given)
         if self.rounding is not None:
             raise ValueError(f"{type(self.policy).__name__} rounds its padded sizes itself: give it pad_to_multiple_of")
         return named_sizes(names, given), getattr(self.policy, "num_padded", len(names))
 
     def batches(self, window: PlanningWindow, key: int) -> PlannedWindow:
-        policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
-        plan = _placed(window, policy, self.overlong, self.parts)
+        policy = self._of_rows if self.rounding is None else Rounded(self._of_rows, self.rounding)
+        plan = _placed(window, policy, self.overlong, self.parts, self.sides)
         window = _truncated(self, window, policy.max_length)
         rows = np.maximum(plan.padded_sizes, np.diff(plan.bounds))  # each sample has its own, also where a policy packs
         static = self.shapes() is not None
@@ -188,6 +198,10 @@ class ByPolicy(BatchPlanner):
             key=key,
             keys=keys,
         )
+
+    @once
+    def _of_rows(self) -> Policy:
+        return stacked(self.policy, self.sides)
 
     def divided(self, parts: int) -> ByPolicy:
         return replace(self, policy=divided(self.policy, parts), parts=parts)
@@ -209,7 +223,7 @@ class ByPacking(BatchPlanner):
     overlong: Literal["raise", "truncate", "drop", "split"]
     shuffle: bool
     truncate_side: TruncateSide = "right"
-    token_columns: tuple[str, ...] = not_in_state(())
+    token_columns: tuple[tuple[str, ...], ...] = not_in_state(())
 
     verb = "pack"
     packs = True
@@ -302,6 +316,7 @@ class ByKey(BatchPlanner):
     boundary_key: Callable[[Sample], Any] | None
     overlong: Literal["raise", "alone", "drop"] = "raise"
     rounding: Rounding | None = None
+    sides: int = not_in_state(1)
 
     verb = "batch_by"
     asks_samples = True
@@ -312,7 +327,7 @@ class ByKey(BatchPlanner):
 
     def settings(self) -> dict[str, Any]:
         functions = {name: described(getattr(self, name)) for name in ("batch_size", "key", "boundary_key")}
-        return {**functions, "overlong": self.overlong, **_rounding(self.rounding)}
+        return {**functions, "overlong": self.overlong, **_rounding(self.rounding), **_stacked(self)}
 
     def batches(self, window: PlanningWindow, key: int) -> PlannedWindow:
         block = window.take(np.arange(len(window)))
@@ -345,6 +360,8 @@ class ByKey(BatchPlanner):
                 raise ValueError(f"batch_by sorts samples by key, and parts a unit: {words}")
         padded = np.array(longest, dtype=np.int64).reshape(len(batches), *window.lengths.shape[1:])
         padded = padded if self.rounding is None else self.rounding(padded)
+        if self.sides > 1 and padded.ndim == 2:
+            padded = np.repeat(padded.max(axis=1, keepdims=True), self.sides, axis=1)
         return PlannedWindow(window, members, ends, padded, np.diff(ends), key=key)
 
     def divided(self, parts: int) -> ByKey:
@@ -386,18 +403,28 @@ class ByKey(BatchPlanner):
         count("dropped_tokens", tokens if name == "dropped" else 0)
 
 
-def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: int = 1) -> Plan:
+def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: int = 1, sides: int = 1) -> Plan:
+    lengths = longest_side(window.lengths) if sides > 1 else window.lengths
     try:
+<<<<<<< HEAD
         plan, counts = plan_with(policy, window.lengths, overlong, window.units)
+=======
+        plan, counts = plan_with(policy, lengths, overlong)
+>>>>>>> main
     except OverlongError as error:
         words = str(error)
         if 0 <= error.sample < len(window):
             own = window.part(np.array([error.sample]))  # no other sample is fetched for it
             words = error.located(where(own.block, int(own.rows[0])))
         share = f" (each of the {parts} micro_batches of a step has an equal share)" if parts > 1 else ""
+        share += f" (each of the {sides} sides has an equal share of the budget)" if sides > 1 else ""
         ways = "'truncate' or 'drop'" if overlong in ("raise", "alone") else "'drop'"
         raise DataError(f"{words}{share}; or set overlong={ways} for such samples") from error
     tokens = counts.pop("dropped_tokens")
+    if lengths is not window.lengths:
+        plan = on_all_sides(plan, window.lengths)
+        kept = np.minimum(window.lengths[plan.numbers], np.repeat(plan.padded_lengths, np.diff(plan.bounds), axis=0))
+        tokens = int(window.lengths.sum() - kept.sum())
     for name, number in counts.items():
         if number:
             count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {policy} takes")
@@ -434,3 +461,7 @@ def _full(batches: PlannedWindow, size: int | None, last: bool) -> NDArray[np.bo
 
 def _rounding(rounding: Rounding | None) -> dict[str, Any]:
     return {} if rounding is None else {name: described(value) for name, value in vars(rounding).items()}
+
+
+def _stacked(planner: BatchPlanner) -> dict[str, Any]:
+    return {} if planner.sides == 1 else {"layout": "paired"}

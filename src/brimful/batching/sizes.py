@@ -17,15 +17,13 @@ from brimful.index.index import Index
 from brimful.plan.errors import DataError, StageError, logger, name_of
 from brimful.tables.blocks import Block, visible
 from brimful.tables.origins import where
-from brimful.tables.ragged import is_number, token_counts
+from brimful.tables.ragged import TOKENS, is_number, token_counts
 
 IntArray: TypeAlias = NDArray[np.int64]
 Size: TypeAlias = str | Callable[[Any], ArrayLike]
 """A column, or a function of an Arrow record batch of n rows that gives n whole numbers."""
 LengthColumn: TypeAlias = Size | Sequence[Size]
 """What users give: one, or several."""
-TOKENS: Final = "input_ids"
-"""What is planned over unless a user says something else."""
 
 
 def sizes_of(setting: str, given: Any) -> tuple[Size, ...]:
@@ -95,7 +93,10 @@ def sizes_at(
 
 
 def _is_number(index: Index, name: str) -> bool:
-    return len(index) > 0 and name in index.schema.names and is_number(index.schema.field(name).type)
+    """Whether a column holds numbers. Of tokens, and of lists whose lengths are known, no file is opened for it."""
+    if name == TOKENS or name in index.list_columns or not len(index):
+        return False
+    return name in index.schema.names and is_number(index.schema.field(name).type)
 
 
 _WHOLE: Final[WeakKeyDictionary[Index, dict[Size, IntArray]]] = WeakKeyDictionary()

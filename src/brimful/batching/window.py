@@ -11,11 +11,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.stage import State
-from brimful.index.index import Index, RowSpans, label_counts
+from brimful.index.index import Index, RowSpans, float_values, label_counts
 from brimful.index.views import TruncatedIndex
+from brimful.plan.errors import DataError
 from brimful.plan.once import once
 from brimful.tables.blocks import Block
-from brimful.tables.origins import ORIGIN
+from brimful.tables.origins import HIDDEN, ORIGIN, where
 from brimful.tables.ragged import Ragged, TruncateSide, array_of, ragged, truncated
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -83,6 +84,40 @@ class PlanningWindow:
             )
         return self._num_labels[column]
 
+    def weights(self, column: str) -> NDArray[np.float64] | None:
+        """What each sample counts for in a mean over samples, float64 (n,), by a column of numbers; None: only its row says it,
+        and the rows are not here.
+
+        Raises:
+            ValueError: there is no such column, or it is not of numbers.
+            DataError: a weight is null, NaN, infinite or below 0; with file and line.
+        """
+        if column not in self._weights:
+            self._weights[column] = self._read_weights(column)
+        return self._weights[column]
+
+    def _read_weights(self, column: str) -> NDArray[np.float64] | None:
+        fields = {one.name: one for one in self.schema if not one.name.startswith(HIDDEN)}
+        if column not in fields:
+            raise ValueError(
+                f"sample_weight_column names {column!r}, but the columns are {', '.join(fields) or 'none'}"
+            )
+        if not (pa.types.is_integer(kind := fields[column].type) or pa.types.is_floating(kind)):
+            raise ValueError(f"sample_weight_column names {column!r}, which is no column of numbers ({kind})")
+        if self.index is None or self.located:
+            found: NDArray[np.float64] | None = float_values(self.block.column(column).take(array_of(self.rows)))
+        else:
+            found = self.index.values_at(self.samples, column)
+        if found is not None and len(wrong := np.flatnonzero(~(np.isfinite(found) & (found >= 0)))):
+            own = self.part(wrong[:1])  # no other sample is fetched for it
+            row = int(own.rows[0])
+            value = own.block.column(column)[row].as_py()
+            raise DataError(
+                f"sample_weight_column={column!r} holds {'null' if value is None else value} ({where(own.block, row)}): a weight "
+                "is a number of at least 0. Fill it (map), or leave such samples out (filter)"
+            )
+        return found
+
     @property
     def schema(self) -> pa.Schema:
         """The columns and types of the rows."""
@@ -93,7 +128,7 @@ class PlanningWindow:
         whole, units = (None if one is None else one[numbers] for one in (self.whole, self.units))
         return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers], whole=whole, units=units)
 
-    def truncated(self, columns: tuple[str, ...], most: int, side: TruncateSide) -> PlanningWindow:
+    def truncated(self, columns: tuple[tuple[str, ...], ...], most: int, side: TruncateSide) -> PlanningWindow:
         """The window with at most `most` tokens of each sample: what users give `truncate_side` for."""
         lengths = np.minimum(self.lengths, most)
         if (lengths == self.lengths).all():
@@ -161,6 +196,10 @@ class PlanningWindow:
 
     @once
     def _columns(self) -> dict[str, Ragged]:
+        return {}
+
+    @once
+    def _weights(self) -> dict[str, NDArray[np.float64] | None]:
         return {}
 
     @once

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.sizes import TOKENS, Size, name_of_size, sizes_at, sizes_in
+from brimful.batching.sizes import Size, name_of_size, sizes_at, sizes_in
 from brimful.batching.window import InTurn, PlanningWindow
 from brimful.core.counters import add_counts, again
 from brimful.core.facts import Facts, facts_of, following
@@ -22,8 +22,13 @@ from brimful.core.header import described
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
+<<<<<<< HEAD
 from brimful.index.indexed import Indexed, Repeat, Reread, next_unit, unit_begin
 from brimful.index.views import ChosenIndex, UnmaskedIndex
+=======
+from brimful.index.indexed import Indexed, Repeat, Reread
+from brimful.index.views import ChosenIndex, PromptedIndex, UnmaskedIndex
+>>>>>>> main
 from brimful.plan import OverlongError, Policy
 from brimful.plan.errors import DataError, warn_once
 from brimful.plan.once import once
@@ -35,8 +40,12 @@ from brimful.rows.pace import Patience
 from brimful.rows.units import fill_units, held_units
 from brimful.tables.blocks import Block, begins, visible
 from brimful.tables.checksums import checksums, in_state
+<<<<<<< HEAD
 from brimful.tables.origins import where
 from brimful.tables.ragged import MASK, distinct, unmasked
+=======
+from brimful.tables.ragged import MASK, TOKENS, distinct, prompted, unmasked
+>>>>>>> main
 from brimful.tables.texts import TokenizedText, texts_in
 from brimful.tables.units import begins_unit, unit_numbers
 
@@ -56,7 +65,8 @@ class Windowed(Stage[PlanningWindow]):
     """Abstract: cuts rows into windows of `size`; 0: as many rows as `policy` needs for 1 % padding, or for `batches` of them,
     judged once.
 
-    `unmasked`: columns without the tokens that `attention_mask`, one of them, hides. `text`: what windows need not hold.
+    `unmasked`: columns without the tokens that `attention_mask`, one of them, hides. `text`: what windows need not hold. `sides`:
+    the prefixes of columns that begin with the prompt, where there is one.
     """
 
     verb = ""
@@ -70,9 +80,13 @@ class Windowed(Stage[PlanningWindow]):
     unmasked: tuple[str, ...] = not_in_state(())
     text: TokenizedText = not_in_state(TokenizedText())
     length_version: str | None = not_in_state(None)
+<<<<<<< HEAD
     is_step: bool = not_in_state(
         False
     )  # each window is an optimizer step: it has `size` rows, or whole units of no more
+=======
+    sides: tuple[str, ...] = not_in_state(())
+>>>>>>> main
 
     def settings(self) -> dict[str, Any]:
         return {"window": self.size or "auto", "length_column": [*map(described, self.length_columns)]}
@@ -142,7 +156,7 @@ class Buffered(Windowed):
         self, held: ReplayBuffer, epoch: int, number: int, size: int, beyond: int
     ) -> Generator[tuple[PlanningWindow, State], None, None]:
         if not size and held.fill(AUTO_SAMPLE):
-            size = self._resolve(unmasked(held.peek().slice(0, AUTO_SAMPLE), self.unmasked))
+            size = self._resolve(self._seen(held.peek().slice(0, AUTO_SAMPLE)))
         while True:
             if self.is_step:
                 if not (rows := self._step_rows(held, size)):
@@ -157,12 +171,18 @@ class Buffered(Windowed):
                 continue
             if not (rows := held.fill(most + rest_rows(most) - beyond)):
                 return
+<<<<<<< HEAD
             rows = count = window_ends(rows + beyond, most) - beyond
             if self.keeps_units:
                 rows = fill_units(held, count)
             window = self._window(epoch, number, unmasked(held.take(rows), self.unmasked))
             number, beyond = number + 1, rows - count
             named = {"epoch": epoch, "window": number, "size": size} | ({"beyond": beyond} if beyond else {})
+=======
+            window = self._window(epoch, number, self._seen(held.take(window_ends(rows, most))))
+            number += 1
+            named = {"epoch": epoch, "window": number, "size": size}
+>>>>>>> main
             yield window, {**held.position, **named} if held.rows else END
 
     def _step_rows(self, held: ReplayBuffer, size: int) -> int:
@@ -208,7 +228,7 @@ class Buffered(Windowed):
             while counts and (not batches or counts[0][0] <= batches * self.first):
                 add_counts(counts.popleft()[1])
 
-        block = unmasked(held.take(count), self.unmasked)
+        block = self._seen(held.take(count))
         first = number * self.first
         measured = {one for one in self.length_columns if isinstance(one, str)} <= {*block.schema.names}
         turn = InTurn(number, measured, state, left_out)
@@ -231,6 +251,10 @@ class Buffered(Windowed):
         units = unit_numbers(block) if self.keeps_units else None
         window = PlanningWindow(epoch, number, lengths, rows, lambda own: (block, own), found)
         return replace(window, sizes=self.size_names, units=units)
+
+    def _seen(self, block: Block) -> Block:
+        """Rows as they are planned."""
+        return prompted(unmasked(block, self.unmasked), self.sides)
 
     def _lengths(self, block: Block) -> NDArray[np.int64]:
         return sizes_in(block, self.length_columns, self.lengths_required)
@@ -342,7 +366,8 @@ class Planned(Windowed):
         index = self.upstream.index
         if gone := [] if self.text.kept or not self.text.names else texts_in(index.schema, self.text.names):
             index = ChosenIndex(index, Choice("drop", tuple(gone)))
-        return UnmaskedIndex(index, self.unmasked) if self.unmasked else index
+        index = UnmaskedIndex(index, self.unmasked) if self.unmasked else index
+        return PromptedIndex(index, self.sides) if self.sides else index
 
     @once
     def _judged(self) -> int:

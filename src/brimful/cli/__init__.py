@@ -54,7 +54,7 @@ class DeferredCommand(TyperCommand):
         module, _, name = self._place.partition(":")
         found = getattr(import_module(module), name)
         if not isinstance(found, typer.Typer):
-            from brimful.cli.words import ClearCommand
+            from brimful.cli.options import ClearCommand
 
             function, found = found, typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             found.command(self.name, cls=ClearCommand)(function)

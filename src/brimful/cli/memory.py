@@ -17,8 +17,7 @@ from rich import box
 from rich.table import Column, Table
 
 from brimful import from_files
-from brimful.cli.options import FormatName
-from brimful.cli.words import ClearCommand
+from brimful.cli.options import ClearCommand, FormatName
 from brimful.console import stdout
 from brimful.memory import MemoryModel, Peaks, spread_shapes
 from brimful.memory.peaks import Meter, measured

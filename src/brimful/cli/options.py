@@ -1,9 +1,10 @@
-"""Shared by several commands: options, token stores among the names given, tokens of a column of text, a table of figures."""
+"""Shared by several commands: options, errors in a line, token stores among the names given, a table of figures."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
@@ -11,11 +12,13 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 from rich import box
 from rich.table import Column, Table
+from typer.core import TyperCommand, TyperOption
 
 from brimful import Dataset
-from brimful.console import stderr
+from brimful.console import note, stderr
 from brimful.core import counters
 from brimful.encoding.engines import EngineName
+from brimful.plan.errors import StageError
 from brimful.sources.formats import FORMATS, format_of
 from brimful.store.index import folder_of, is_remote
 from brimful.store.manifest import JOURNAL, MANIFEST
@@ -47,6 +50,25 @@ OnError: TypeAlias = Annotated[
     counters.OnError,
     typer.Option(parser=str, help="At a record that cannot be read: stop, or count and log it.", metavar="raise|skip"),
 ]
+
+
+class ClearCommand(TyperCommand):
+    """A command that says what the user can mend in one line on stderr, with exit code 2. An error that carries the name of a
+    setting (`.setting`) names the option in its place. Anything else stays a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except (ValueError, OSError, StageError) as error:
+            text = " ".join(str(error).split()) or type(error).__name__
+            options = {str(one.name): one.opts[0] for one in self.params if isinstance(one, TyperOption)}
+            setting = getattr(error, "setting", None) or getattr(error.__cause__, "setting", None)
+            if setting in options:
+                text = re.sub(rf"(?:\w+\.)*\b{setting}(?=[ =])", options[setting], text, count=1)
+            note(f"brimful: {text}")
+            raise typer.Exit(2) from error
 
 
 def is_store(urls: Sequence[str]) -> bool:

@@ -18,7 +18,7 @@ from brimful import from_files, from_store
 from brimful.cli.options import FILES, FormatName, MaxLength, MaxTokens, OnError, is_store, tokenized
 from brimful.console import note, progress, stdout, thousands
 from brimful.plan.errors import require
-from brimful.report.compare import BATCHES_A_STEP, RANKS, Outcome, Report, Settings, compare
+from brimful.report.compare import BATCHES_A_STEP, Outcome, Report, Settings, compare
 from brimful.report.document import notes, over_budget, share_of, spread_of, summary, to_html, to_json, window_of
 from brimful.report.lengths import SUFFIXES, Lengths, count_tokens, read_lengths
 from brimful.sources.urls import Shards
@@ -159,7 +159,7 @@ def show(console: Console, report: Report) -> None:
             f"{outcome.cost:.2f}x",
             style="bold" if place in advised else None,
         )
-    for shown in (table, _between(report), _waiting(report)):
+    for shown in (table, _between(report)):
         console.print(shown)
         console.print()
     for name, text in notes(report).items():
@@ -174,16 +174,6 @@ def _between(report: Report) -> Table:
     table = _table("variance of lengths between steps of", 36, widths)
     for outcome in report.outcomes:
         table.add_row(_name_of(outcome, report), *map(share_of, outcome.between))
-    return table
-
-
-def _waiting(report: Report) -> Table:
-    """The share of their time that ranks wait, of each policy and number of ranks."""
-    widths = {f"{ranks}\n{name}": 6 for ranks in RANKS for name in ("tokens", "work", "even")}
-    table = _table("ranks\n% of their time that they wait, by", 36, widths)
-    for outcome in report.outcomes:
-        shares = (share for one in outcome.waiting for share in (one.tokens, one.work, one.balanced))
-        table.add_row(_name_of(outcome, report), *(share_of(share).removesuffix(" %") for share in shares))
     return table
 
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from brimful.cli.options import is_store, load_json, printable
-from brimful.cli.words import ClearCommand
+from brimful.cli.options import ClearCommand, is_store, load_json, printable
 from brimful.console import stdout
 from brimful.core.header import TYPES
 from brimful.core.stage import END

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from brimful.core.facts import verb_of
-from brimful.plan.errors import StateError
+from brimful.plan.errors import StateError, of_setting
 
 if TYPE_CHECKING:
     from brimful.core.stage import Stage
@@ -213,9 +213,12 @@ def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> 
         remedy = _REMEDIES.get(found.kind, "use the pipeline that saved it").replace("{saved}", found.saved)
         if found.name.startswith(_DIVIDED):
             remedy += ". micro_batches=k counts here too: each of the k batches has a k-th of the size that you gave"
-        raise StateError(
-            f"this state belongs to another pipeline: {found.name} was {found.saved} when it was saved and is {found.ours} "
-            f"here; {remedy}"
+        raise of_setting(
+            found.kind,
+            StateError(
+                f"this state belongs to another pipeline: {found.name} was {found.saved} when it was saved and is {found.ours} "
+                f"here; {remedy}"
+            ),
         )
 
 

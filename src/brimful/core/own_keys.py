@@ -6,16 +6,24 @@ from typing import Final
 
 NUM_ITEMS: Final = ("num_items_in_batch", "num_items_on_rank")
 """How many labels an optimizer step has: on all ranks, or on this one."""
+NUM_SAMPLES: Final = ("num_samples_in_batch", "num_samples_on_rank")
+"""How many of its samples, or pieces, have a label, likewise."""
+SUM_OF_WEIGHTS: Final = ("sum_of_weights_in_batch", "sum_of_weights_on_rank")
+"""What these samples count for together, likewise."""
+LOSS_WEIGHTS: Final = "sample_loss_weights"
+"""What each sample, or piece, counts for in a mean over samples."""
+COUNTS: Final = (*NUM_ITEMS, *NUM_SAMPLES, *SUM_OF_WEIGHTS)
+"""What a loss is divided by; a part of a batch has its share of each."""
 WEIGHTS: Final = "sample_weights"
 """A number a row, 0 where a row counts for nothing."""
-OF_RANKS: Final = ("weight", "is_filler", NUM_ITEMS[0])
+NUM_SIDES: Final = "num_sides"
+"""How many rows, below one another, a sample has: see `arrays.paired`."""
+OF_RANKS: Final = ("weight", "is_filler")
 """What a data-parallel rank's batch has beside its columns."""
-OF_STEPS: Final = (NUM_ITEMS[1], "ends_step")
-"""What a batch of an optimizer step of several has beside these."""
-OWN_KEYS: Final = (*OF_RANKS, *OF_STEPS, WEIGHTS, "lengths")
-"""All keys of a batch that brimful makes, and no model takes."""
-TAKEN: Final = (*NUM_ITEMS, OF_STEPS[1], WEIGHTS)
+TAKEN: Final = (*COUNTS, "ends_step", WEIGHTS, LOSS_WEIGHTS)
 """Those that whoever computes a loss takes for brimful's, whoever made them."""
+OWN_KEYS: Final = (*OF_RANKS, *TAKEN, NUM_SIDES, "lengths")
+"""All keys of a batch that brimful makes, and no model takes."""
 
 
 class RankWeight(float):

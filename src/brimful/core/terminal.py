@@ -43,28 +43,46 @@ PATIENCE_SECONDS: Final = 1.0
 
 
 @contextmanager
-def shown(total: int | None = None) -> Iterator[Report]:
-    """A bar on stderr, `total` rows long (None: it shows only that something moves), once the work has taken a while; nothing
-    where stderr is no terminal."""
+def shown(total: int | None = None, *, line_seconds: float | None = None) -> Iterator[Report]:
+    """A bar on stderr, `total` rows long (None: it shows only that something moves).
+
+    The library's shows once the work has taken a while. Where stderr is no terminal it shows nothing. A command gives
+    `line_seconds`: then the bar and its clock are there from the start, and elsewhere comes a line every so many seconds.
+    """
     if not sys.stderr.isatty():
-        yield lambda rows, status: None
+        if line_seconds is None:
+            yield lambda rows, status: None
+        else:
+            yield _every(line_seconds, line_seconds, lambda rows, words: print(words, file=sys.stderr))
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns: list[ProgressColumn] = [BarColumn(bar_width=10), TextColumn("{task.description}")]
+    columns: list[ProgressColumn] = [BarColumn(bar_width=10), TimeElapsedColumn(), TextColumn("{task.description}")]
     if total is not None:
         columns.append(TimeRemainingColumn())
-    began = monotonic()
+    of_library = line_seconds is None
     with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
-        task = bar.add_task("", total=total, visible=False)
+        task = bar.add_task("starting", total=total, visible=not of_library)
 
-        def report(rows: int, status: Callable[[], str]) -> None:
-            bar.update(task, advance=rows)
-            if monotonic() - began > PATIENCE_SECONDS:
-                bar.update(task, description=f"brimful: {status()}", visible=True)
+        def show(rows: int, words: str) -> None:
+            bar.update(task, advance=rows, description=f"brimful: {words}" if of_library else words, visible=True)
 
-        yield report
+        yield _every(PATIENCE_SECONDS, 0.0, show) if of_library else _every(0.25, 0.25, show)
+
+
+def _every(first: float, seconds: float, show: Callable[[int, str], None]) -> Report:
+    """Shows what has gathered: first after so many seconds, then at most once in so many."""
+    due, gathered = monotonic() + first, 0
+
+    def report(rows: int, status: Callable[[], str]) -> None:
+        nonlocal due, gathered
+        gathered += rows
+        if monotonic() >= due:
+            show(gathered, status())
+            due, gathered = monotonic() + seconds, 0
+
+    return report
 
 
 def watched(items: Iterable[T], what: str, total: int, rows: Callable[[T], int] = lambda one: 1) -> Iterator[T]:

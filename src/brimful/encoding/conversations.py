@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -39,9 +39,13 @@ class Labelled(NamedTuple):
     trained: NDArray[np.bool_]
 
 
-def rendered(template: ChatTemplate, messages: list[Any], tools: Any, train_on: TrainOn) -> Callable[[], Turns]:
+def rendered(
+    template: ChatTemplate, messages: list[Any], tools: Any, train_on: TrainOn, prompt: int = 0
+) -> Callable[[], Turns]:
     """Renders a conversation, and returns a function that finds what of it trains.
 
+    Args:
+        prompt: so many messages at its beginning do not.
     Raises (as the function does):
         DataError: nobody spoke whom `train_on` names; a mark is not 0 or 1; the template does not tell who says what.
         Exception: what the template raises.
@@ -51,6 +55,7 @@ def rendered(template: ChatTemplate, messages: list[Any], tools: Any, train_on: 
         for number, message in enumerate(messages)
         if not message.keys().isdisjoint(_MARKS) and (mark := _mark(message, number)) is not None
     }
+    marks |= dict.fromkeys(range(prompt), False)
     off = [number for number, mark in marks.items() if not mark]
     if train_on == "all":
         return partial(template.whole, template.talk(messages, tools), off)
@@ -200,6 +205,49 @@ def _by_pieces(tokenizer: Any, text: str, ids: Sequence[int], places: list[int])
 def _plain(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     rows: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     return rows
+
+
+class Side(NamedTuple):
+    """A conversation, and how many of its messages are its prompt."""
+
+    messages: list[Any]
+    prompt: int
+
+
+def sides_of(columns: Mapping[str, list[Any]], prompt: list[Any] | None) -> list[Side]:
+    """The conversations that begin with one prompt.
+
+    Args:
+        columns: the messages of each side, by the name of its column: those after the prompt, or with it.
+        prompt: the messages before; None: those that all sides have alike at their beginning.
+    Raises:
+        DataError: the sides have no prompt in common, or one has nothing else.
+    """
+    sides = [*columns.values()]
+    if prompt is None:
+        count = next(
+            (number for number, same in enumerate(zip(*sides)) if any(one != same[0] for one in same)),
+            min(map(len, sides)),
+        )
+    else:
+        count = len(prompt)
+        sides = [one if one[:count] == prompt or one[0]["role"] in _ASKING else [*prompt, *one] for one in sides]
+    for name, one in zip(columns, sides):
+        others = "the prompt" if prompt is not None else " and ".join(repr(other) for other in columns if other != name)
+        if one[:count] != (prompt or one[:count]) or (len(one) > count and one[count]["role"] in _ASKING):
+            raise DataError(
+                f"{name!r} and {others} have unequal prompts: they differ in a message before the first answer. Mend it (map), "
+                "or leave such rows out (on_error='skip')"
+            )
+        if len(one) == count:
+            raise DataError(
+                f"{name!r} has no message of its own: all {count} are those of {others}. Leave such rows out (on_error='skip')"
+            )
+    return [Side(one, count) for one in sides]
+
+
+_ASKING: Final = ("system", "developer", "user")
+"""The roles that no answer begins with."""
 
 
 # -- what rows hold ---------------------------------------------------------------------------------------------------------

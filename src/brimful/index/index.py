@@ -100,9 +100,17 @@ class Index(ABC):
         """
         return None
 
+<<<<<<< HEAD
     def units_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row at which the unit of each of these rows begins, int64 (len(numbers),). Without units each row is one."""
         return numbers
+=======
+    def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
+        """The values of a column of numbers in these rows, float64 (len(numbers),), NaN where one is null; None, where whole
+        rows would have to be made for it, one by one."""
+        block, rows = self.only([column]).locate(numbers)
+        return float_values(block.column(column).take(array_of(rows)))
+>>>>>>> main
 
     @property
     def prefetches(self) -> bool:
@@ -266,6 +274,12 @@ def label_counts(blocks: Iterable[Block], column: str) -> NDArray[np.int32]:
         counts = (lengths, lengths > 0) if all_of_them else trained_on(values, labels.offsets - first)
         found.append(np.stack((lengths, *counts)).astype(np.int32))
     return np.concatenate(found, axis=1)
+
+
+def float_values(column: pa.Array) -> NDArray[np.float64]:
+    """The values of a column of numbers, float64 (n,), NaN where one is null."""
+    found: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return found
 
 
 def has_labels(kind: pa.DataType) -> bool:

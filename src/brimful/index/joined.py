@@ -135,10 +135,21 @@ class JoinedIndex(Index):
             out[:, at] = counts
         return out
 
+<<<<<<< HEAD
     def units_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         out = np.empty(len(numbers), dtype=np.int64)
         for part, at, own in self._by_part(numbers):
             out[at] = self.parts[part].units_at(own) + self.starts[part]
+=======
+    def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
+        having = [number for number, part in enumerate(self.parts) if column in part.schema.names]
+        if any(self.parts[part].values_at(numbers[:0], column) is None for part in having):
+            return None
+        out = np.full(len(numbers), np.nan)
+        for part, at, own in self._by_part(numbers):
+            if part in having:
+                out[at] = self.parts[part].values_at(own, column)
+>>>>>>> main
         return out
 
     def _by_part(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
@@ -485,6 +496,10 @@ class ZippedIndex(Index):
     def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
         owner = self._owners.get(column, 0)  # where none has labels, the first part says so
         return self.parts[owner].num_labels_at(self._rows(numbers, owner), column)
+
+    def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
+        owner = self._owners[column]
+        return self.parts[owner].values_at(self._rows(numbers, owner), column)
 
     @once
     def _owners(self) -> dict[str, int]:

@@ -159,6 +159,9 @@ class MapStyleIndex(DataIndex):
             )
         return known[numbers]
 
+    def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
+        return None
+
     def _check_count(self) -> None:
         """Refuses a data set that has more samples than lengths, or fewer."""
         known = [self.given] if self.given is not None else [*self._lengths.values()]

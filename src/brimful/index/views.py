@@ -1,4 +1,4 @@
-"""Views of an index: some of its rows, some of its columns, or its rows without hidden tokens."""
+"""Views of an index: some of its rows, some of its columns, its rows without hidden tokens, or with a prompt before each side."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from brimful.tables.blocks import Block
 from brimful.tables.ragged import (
     LABELS,
     MASK,
+    PROMPT,
     REMEDIES,
+    TOKENS,
     TruncateSide,
     array_of,
     no_column,
     num_hidden,
+    prefix_of,
+    prompted,
     truncated,
     unmasked,
 )
@@ -67,8 +71,13 @@ class View(Index):
     def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
         return self.source.num_labels_at(self.in_base(numbers), column)
 
+<<<<<<< HEAD
     def units_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         return self.base.units_at(self.in_base(numbers))
+=======
+    def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
+        return self.source.values_at(self.in_base(numbers), column)
+>>>>>>> main
 
     @property
     def prefetches(self) -> bool:
@@ -156,6 +165,9 @@ class ChosenIndex(View):
     def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
         return self.source.num_labels_at(numbers, self.kept[column]) if column in self.kept else None
 
+    def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
+        return self.source.values_at(numbers, self.kept[column])
+
     def _old(self, columns: Sequence[str], required: bool) -> list[str]:
         if required and (missing := [name for name in columns if name not in self.kept]):
             raise no_column(missing[0], self.kept, self.choice.verb, REMEDIES.get(missing[0], ""))
@@ -164,9 +176,10 @@ class ChosenIndex(View):
 
 @dataclass(frozen=True, eq=False)
 class TruncatedIndex(View):
-    """The rows of `base` with at most `most` values in each of `columns`; see `truncated`. It is asked for no lengths."""
+    """The rows of `base` with at most `most` values in each of the groups of `columns`; see `truncated`. It is asked for no
+    lengths."""
 
-    columns: tuple[str, ...]
+    columns: tuple[tuple[str, ...], ...]
     most: int
     side: TruncateSide
 
@@ -180,7 +193,7 @@ class TruncatedIndex(View):
     def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
         """Price: rows that are cut are read."""
         found = self.base.num_labels_at(numbers, column)
-        if found is not None and column in self.columns and (cut := found[0] > self.most).any():
+        if found is not None and any(column in group for group in self.columns) and (cut := found[0] > self.most).any():
             found[:, cut] = label_counts([self.locate(numbers[cut])[0]], column)
         return found
 
@@ -220,3 +233,37 @@ class UnmaskedIndex(View):
     def _masks(self) -> Index | None:
         """The rows with their masks; None where there are none."""
         return self.base.only([MASK]) if MASK in self.columns and MASK in self.schema.names else None
+
+
+@dataclass(frozen=True, eq=False)
+class PromptedIndex(View):
+    """The rows of `base` with their prompt before each of the `sides`; see `prompted`."""
+
+    sides: tuple[str, ...]
+
+    @once
+    def schema(self) -> pa.Schema:
+        return prompted(pa.RecordBatch.from_pylist([], self.base.schema), self.sides).schema
+
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
+        if not self._has_prompt or not {*columns} <= {*self.base.schema.names}:
+            return self.base.lengths_at(numbers, columns, required)
+        found = self.base.lengths_at(numbers, (PROMPT + TOKENS, *columns), required)
+        begins_so = np.array([prefix_of(name) in self.sides for name in columns])
+        lengths: NDArray[Any] = found[:, 1:] + begins_so * found[:, :1]
+        return lengths[:, 0] if len(columns) == 1 else lengths
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        if not self._has_prompt or not len(numbers):
+            return self.base.locate(numbers)
+        return prompted(self.base.take(numbers), self.sides), np.arange(len(numbers))
+
+    def spans(self, numbers: NDArray[np.int64]) -> dict[str, RowSpans] | None:
+        return None if self._has_prompt else self.base.spans(numbers)
+
+    def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
+        return None if self._has_prompt else self.base.num_labels_at(numbers, column)
+
+    @property
+    def _has_prompt(self) -> bool:
+        return PROMPT + TOKENS in self.base.schema.names

@@ -16,6 +16,7 @@ from zlib import crc32
 import numpy as np
 from torch import Tensor
 
+from brimful.arrays.collated import Collated
 from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings, batches_of
 from brimful.batching.batch import Batch
 from brimful.batching.facts import collated_of
@@ -34,7 +35,7 @@ from brimful.inference.results import ResultFolder, ResultIndex, WindowsDone
 from brimful.loader import Loader
 from brimful.oom.exhaustion import GuardStats
 from brimful.oom.generation import OomSafe, owning, rows_of
-from brimful.oom.parts import divisible
+from brimful.oom.parts import splittable
 from brimful.plan import FixedSize, OverlongError, Packed, Policy
 from brimful.plan.errors import (
     DataError,
@@ -56,7 +57,6 @@ from brimful.read import from_iterable, from_sequence
 from brimful.rows.columns import TextBytes, bytes_of
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.origins import where
-from brimful.tensors.in_torch import InTorch
 
 NAMED: Final = 5
 """So many samples of a batch that fails are named."""
@@ -435,7 +435,7 @@ def _caller(fn: Callable[[Any], Any]) -> Callable[[Any], tuple[list[Any], int]]:
     name, call = name_of(fn), fn() if isinstance(fn, type) else fn
 
     def rows(part: Any) -> Sequence[Any]:
-        return rows_of(call(part), divisible(part).samples, name)
+        return rows_of(call(part), splittable(part).samples, name)
 
     safe = OomSafe(rows, None, f"the end of the run counts them; {_AVOIDS_SPLITS}")
 
@@ -507,15 +507,15 @@ def _with_numbers(
     columns: ColumnSettings,
     form: FormSettings,
     is_text: bool,
-) -> InTorch:
+) -> Collated:
     """The stage of batches, each with what `fn` gets; planned over the lengths of a column."""
     order = OrderSettings(False, False, None, 1, 0)
     batches = batches_of(stage, False, planner, window, columns, order, form, in_turn=False)
-    collated = collated_of(batches.stage)
+    collated: Collated = collated_of(batches.stage)
     rules = collated.rules
     if is_text:
         rules = replace(rules, explicit=tuple(one for one in rules.explicit if one != columns.length_column))
-    return InTorch(replace(collated, rules=rules, with_batch=True))
+    return replace(collated, rules=rules, with_batch=True)
 
 
 def _planned_over(dataset: Dataset, length_column: str | None) -> tuple[str, bool]:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
-from torch.utils.data import get_worker_info
-
 from brimful.batches import Batches
 from brimful.core.above import ReadsAhead
 from brimful.core.facts import facts_of, refuse_static_buffers
@@ -107,6 +105,12 @@ def loop_here() -> Loop:
     return Loop(_reader(frames), _fit(frames), _stacks(frames))
 
 
+def worker_here() -> Any:
+    """The worker of a DataLoader that this process is; None where it is none. Nobody is who has not imported torch."""
+    data = sys.modules.get("torch.utils.data")
+    return None if data is None else data.get_worker_info()
+
+
 def asked_by_torchdata() -> bool:
     """Whether a StatefulDataLoader asks for the state of what it reads: it does so as it takes an item, and keeps both. It passes
     no argument, and a loop that begins does not say who will ask."""
@@ -154,7 +158,7 @@ def _reader(frames: list[tuple[str, FrameType]]) -> ReadsAhead:
 
 def _holder(frames: list[tuple[str, FrameType]]) -> str | None:
     """Who else holds an item while the next is made: workers, collating of several, Lightning without a length, nodes."""
-    if (worker := get_worker_info()) is not None:
+    if (worker := worker_here()) is not None:
         return f"a DataLoader with {worker.num_workers} workers"
     for module, frame in frames:  # a frame that is asked for its locals keeps them
         if module == _FETCHING:

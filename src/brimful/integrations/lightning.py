@@ -148,7 +148,9 @@ class FollowLoaders:
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
         self._guard.saw(batch)
 
-    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
+    on_validation_batch_start: Any = on_train_batch_start
+    on_test_batch_start: Any = on_train_batch_start
+    on_predict_batch_start: Any = on_train_batch_start
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any

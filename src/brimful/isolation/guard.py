@@ -18,8 +18,8 @@ from torch import nn
 
 from brimful.isolation.call import Call, packed_batch, segments_of, unwrapped, vocabulary_of
 from brimful.isolation.probe import Leak, examine
+from brimful.isolation.safe_call import AS_IT_IS, KERNELS, LEAST_VOCABULARY, find_safe_call, fix_hint, segments
 from brimful.isolation.small import POSITIONS, small_instance
-from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, repaired, segments, verdict
 from brimful.plan.errors import logger, one_of
 from brimful.plan.random import seeded
 from brimful.tables.ragged import COLUMN_KINDS
@@ -111,15 +111,15 @@ def refuse_leaks(model: nn.Module, call: Call) -> None:
                 tried, short = make(base, call.short(), kernel)
                 leak = examine(tried, short, vocabulary_of(tried, short.inputs)).leak
             except Exception as error:  # whatever a model says to sizes, kernels and a short batch
-                problem = f" ({type(error).__name__}: {str(error)[:200]})"
+                problem = f": {type(error).__name__}: {str(error)[:200]}"
                 continue
             if leak is None:
                 return
             remedy = _remedy(tried, base, kernel, short) if tried is not base else ""
             raise ValueError(_words(type(base).__name__, leak, remedy))
     logger.warning(
-        "nobody knows whether %s keeps the samples of a packed row apart%s: say bf.testing.assert_isolated(model) where it is "
-        'small and on one process, or isolation="off"',
+        "could not check whether %s isolates packed samples%s. Run bf.testing.assert_isolated(model) where it is small and on "
+        'one process, or pass isolation="off"',
         type(base).__name__,
         problem,
     )
@@ -163,19 +163,19 @@ def _words(name: str, leak: Leak, remedy: str) -> str:
 def _remedy(small: nn.Module, base: Any, kernel: str, tried: Call) -> str:
     """The call, or the kernel, by which samples are kept apart."""
     batch = packed_batch(segments(), _fewest_words(small))
-    way = verdict(small, batch, kernel).way
-    if way == AS_IT_IS and (call := repaired(small, tried)):
-        return f"Its samples are kept apart by {call}. Or: "
-    if way and way != AS_IT_IS:
-        call = way.removeprefix("model(**").removesuffix(")")
-        return f"Its samples are kept apart by batches.map(lambda batch: {{**batch, **{call}}}). Or: "
+    safe = find_safe_call(small, batch, kernel).call
+    if safe == AS_IT_IS and (hint := fix_hint(small, tried)):
+        return f"Its samples are kept apart by {hint}. Or: "
+    if safe and safe != AS_IT_IS:
+        added = safe.removeprefix("model(**").removesuffix(")")
+        return f"Its samples are kept apart by batches.map(lambda batch: {{**batch, **{added}}}). Or: "
     for other in KERNELS:
-        if other != kernel and not way:
+        if other != kernel and not safe:
             try:
                 again = small_instance(type(base), base.config, other)
             except ValueError:
                 continue
-            if verdict(again, batch, other).way == AS_IT_IS:
+            if find_safe_call(again, batch, other).call == AS_IT_IS:
                 return f"Its samples are kept apart if it is loaded with attn_implementation={other!r}. Or: "
     return ""
 
@@ -268,8 +268,8 @@ def refuse_leaks_of_step(step: Callable[[Any], Any], batch: Mapping[str, Any]) -
             calls = outermost_calls(lambda: step({name: one for name, one in short.items() if name in batch}))
     except Exception as error:  # whatever a step says to another shape
         logger.warning(
-            "the step does not take a short batch (%s: %s), so nobody knows whether samples see each other in its model: say "
-            "bf.testing.assert_isolated(model)",
+            "could not check whether the model of the step isolates packed samples: the step does not take a short batch "
+            "(%s: %s). Run bf.testing.assert_isolated(model)",
             type(error).__name__,
             str(error)[:200],
         )
@@ -280,8 +280,8 @@ def refuse_leaks_of_step(step: Callable[[Any], Any], batch: Mapping[str, Any]) -
             return
     if any(True for module, _ in calls for _ in module.children()):
         logger.warning(
-            "the step calls no module with the batch or its tensors as arguments, so nobody knows whether samples see each "
-            "other: say bf.testing.assert_isolated(model)"
+            "could not check whether the model of the step isolates packed samples: the step calls no module with the batch "
+            "or its tensors as arguments. Run bf.testing.assert_isolated(model)"
         )
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from brimful.memory.device import PeaksBetween, ReportedPeaks, StepPeaks
 from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
 from brimful.memory.model import MemoryModel
-from brimful.memory.recut import Padding, recut
+from brimful.memory.rebatch import Padding, rebatch_padded
 from brimful.oom.exhaustion import of_all_guards
 from brimful.plan.buckets import Rounding
 from brimful.plan.cut import longest_first
@@ -177,16 +177,16 @@ class DynamicBatchDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         batches, peaks = super().__iter__(), self._batches.peaks
-        return batches if peaks is None else self._watched(self._recut(batches), peaks)
+        return batches if peaks is None else self._watched(self._rebatched(batches), peaks)
 
-    def _recut(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _rebatched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """By the sizes known when a batch is due, where batches lie in the order in which they were cut."""
         ends, collator = self._batches.ends, self.collate_fn
         if not self.num_workers or ends is None or not isinstance(collator, TextCollator):
             return batches
         texts = [self.dataset[number] for number in ends]
         padding = Padding.seen(collator(texts), [collator([text]) for text in texts], collator.multiple)
-        return batches if padding is None else recut(batches, self._batches.cut(), padding)
+        return batches if padding is None else rebatch_padded(batches, self._batches.cut(), padding)
 
     def _watched(self, batches: Iterator[Any], peaks: PeaksBetween) -> Iterator[Any]:
         for batch in batches:

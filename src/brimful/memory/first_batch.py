@@ -34,9 +34,9 @@ class FirstBatchSizes:
         longest: the length that it is padded to, in tokens.
         risk: the share of full batches that may exceed its peak.
         peak: of the first batch, in the model's unit, once it was measured; None: the one that the model predicts.
-        measured: the two largest sizes whose peaks a model was given that began with one (`MemoryModel.begun`): until there
-            are two, sizes stay below twice the first; then they are at most twice what two peaks confirm. Such a model is not
-            asked about shorter samples than it has seen: they get the size of the shortest.
+        measured: the two largest sizes whose peaks a model `from_first_peak` was given, the first included: until there are two,
+            sizes stay below twice the first. Then they are at most twice what two peaks confirm. Such a model is not asked about
+            shorter samples than it has seen: they get the size of the shortest.
     Raises:
         TypeError, ValueError: settings that are none.
     Price: .2 ms a length; `learnt` .3 ms.
@@ -77,12 +77,12 @@ class FirstBatchSizes:
     def rows(self, length: int) -> int:
         """The size of a batch, but the first one, that is padded to this length."""
         model: Any = self.model
-        begun = getattr(model, "growth", None) is not None
-        if begun:
+        rough = getattr(model, "growth", None) is not None
+        if rough:
             length = max(length, model.lengths[0][0])
         limit = self._first if self.peak is not None else SHARE * self._first
         fits = model.largest_batch(length, limit, risk=self.risk)
-        if begun:
+        if rough:
             confirmed = self.measured[1]
             fits = min(fits, max(2 * confirmed, self.batch_size) if confirmed else 2 * self.batch_size - 1)
         number = bisect_right(self.choices, fits)
@@ -93,7 +93,7 @@ class FirstBatchSizes:
         """The sizes by a model that knows this peak too. The first peak of a batch like the first is the limit from then on."""
         model: Any = self.model
         if model.unit == "relative":
-            model = model.begun(batch, length, peak_bytes)
+            model = model.from_first_peak(batch, length, peak_bytes)
         else:
             model = model.refined([(batch, length)], [peak_bytes])
         peak = self.peak

@@ -24,8 +24,10 @@ MOST: Final = 1000
 _BEGIN_SPREAD: Final = 0.04  # the spread of the errors before any is known: 11 % at a risk of 2.5 %
 _BEGIN_COUNT: Final = 4  # and how many errors that counts as
 _RISKS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)  # at which misses are watched
-_CARE_STEP: Final = 0.03  # as a logarithm; a peak within its bound gives one back, 1 / risk - 1 come with one above it
-_MOST_CARE: Final = 150  # steps: a risk is divided by 90 at most
+_ADJUSTMENT_STEP: Final = (
+    0.03  # as a logarithm; a peak within its bound gives one back, 1 / risk - 1 come with one above it
+)
+_MOST_ADJUSTMENT: Final = 150  # steps: a risk is divided by 90 at most
 _LOG_RISKS: Final = np.log(_RISKS)
 _MANY_DEGREES: Final = 30  # from here on a series in 1 / degrees gives Student's t to four digits
 
@@ -44,7 +46,7 @@ class Margin:
     Args:
         counts: (step, errors in it), by step.
         squares: sum of the squared errors.
-        care: for each risk that is watched, in steps of 3 %, what it is divided by; () where nothing was watched yet.
+        risk_adjustment: for each risk that is watched, in steps of 3 %, what it is divided by; () where nothing was watched yet.
     Source: split conformal prediction (Vovk, Gammerman and Shafer, 2005), on errors made one step ahead; adaptive
         conformal inference (Gibbs and Candes, 2021), here on the logarithm of the risk.
     Example:
@@ -55,7 +57,7 @@ class Margin:
 
     counts: tuple[tuple[int, int], ...] = ()
     squares: float = 0.0
-    care: tuple[int, ...] = ()
+    risk_adjustment: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, errors: list[float]) -> Margin:
@@ -78,13 +80,13 @@ class Margin:
         if finite("squared_errors", squares) < 0:
             raise ValueError(f"squared_errors must be at least 0 (got {squares})")
         cared = tuple(integer("care", steps, 0) for steps in care)
-        if len(cared) not in (0, len(_RISKS)) or max(cared, default=0) > _MOST_CARE:
-            raise ValueError(f"care must be {len(_RISKS)} numbers up to {_MOST_CARE} (got {cared})")
+        if len(cared) not in (0, len(_RISKS)) or max(cared, default=0) > _MOST_ADJUSTMENT:
+            raise ValueError(f"care must be {len(_RISKS)} numbers up to {_MOST_ADJUSTMENT} (got {cared})")
         return cls(found, float(squares), cared)
 
     def after(self, error: float) -> Margin:
         """The margin that knows this error too, the next one."""
-        return replace(self._counted([error]), care=self._care_after(error))
+        return replace(self._counted([error]), risk_adjustment=self._adjusted(error))
 
     def _counted(self, errors: list[float]) -> Margin:
         counts = Counter(dict(self.counts))
@@ -93,14 +95,16 @@ class Margin:
             self, counts=tuple(sorted(counts.items())), squares=self.squares + sum(error**2 for error in errors)
         )
 
-    def _care_after(self, error: float) -> tuple[int, ...]:
+    def _adjusted(self, error: float) -> tuple[int, ...]:
         steps: list[int] = []
         for number, risk in reversed(list(enumerate(_RISKS))):
             missed = exp(error) > self.factor(risk)
-            now = (self.care[number] if self.care else 0) + (round(1 / risk) - 1 if missed else -1)
+            now = (self.risk_adjustment[number] if self.risk_adjustment else 0) + (
+                round(1 / risk) - 1 if missed else -1
+            )
             # A smaller risk never means a smaller bound: divided, it stays below the next greater one.
-            least = ceil(steps[0] - log(_RISKS[number + 1] / risk) / _CARE_STEP) if steps else 0
-            steps.insert(0, min(max(now, least, 0), _MOST_CARE))
+            least = ceil(steps[0] - log(_RISKS[number + 1] / risk) / _ADJUSTMENT_STEP) if steps else 0
+            steps.insert(0, min(max(now, least, 0), _MOST_ADJUSTMENT))
         return tuple(steps)
 
     def __len__(self) -> int:
@@ -108,8 +112,8 @@ class Margin:
 
     def factor(self, risk: float) -> float:
         """The factor for predictions, so that a peak lies above with at most this risk; at least 1."""
-        if self.care:
-            risk *= exp(-_CARE_STEP * float(np.interp(log(risk), _LOG_RISKS, self.care)))
+        if self.risk_adjustment:
+            risk *= exp(-_ADJUSTMENT_STEP * float(np.interp(log(risk), _LOG_RISKS, self.risk_adjustment)))
         known = len(self)
         rank = ceil((known + 1) * (1 - risk))
         if rank <= known:

@@ -25,7 +25,7 @@ from brimful.plan.once import once, settings_of
 Unit = Literal["bytes", "relative"]
 
 SHORT: Final = 1 / 8
-"""Of the length of the first batch: where a model that has `begun` says loosely what shorter samples take."""
+"""Of the length of the first batch: where a model `from_first_peak` says loosely what shorter samples take."""
 
 _FORMAT: Final = "brimful memory model 1"
 _FOLDS: Final = 16  # in which peaks are left out in turn to see how far a fit without them is off
@@ -61,7 +61,7 @@ class MemoryModel:
         lengths: (shortest, longest) of each length.
         batches: (smallest, largest).
         unit: "bytes", or "relative" if only the ratio of two predictions has a meaning.
-        growth: how runs differ, for a model that `begun` makes of one peak.
+        growth: how runs differ, which `from_first_peak` needs.
     Price: fit 5 ms for 8 peaks, .2 s for 10,000. `refined` .3 ms a peak. A prediction 30 us, a largest batch 70 us.
         JSON of 1 kB, and 10 bytes for each half per cent in which there are errors.
     Source: the convex fit is Magnani and Boyd's (2009), the bound is split conformal prediction (Vovk and others,
@@ -168,13 +168,13 @@ class MemoryModel:
         pieces[:, :, :-1] /= scale  # a row is divided by its peak
         return replace(self, pieces=tuple(map(_tuples, pieces)), unit="bytes")
 
-    def begun(self, batch: int, length: int, peak_bytes: float) -> MemoryModel:
+    def from_first_peak(self, batch: int, length: int, peak_bytes: float) -> MemoryModel:
         """A model in bytes that knows this peak. It knows only roughly how other shapes grow from it (`growth`), and
         later peaks teach it.
         Example:
             >>> model = MemoryModel.pretrained()
-            >>> begun = model.begun(8, 256, 2 * 10**9)
-            >>> begun.unit, begun.growth == model.growth, round(begun.predict(8, 256) / 1e9, 2)
+            >>> known = model.from_first_peak(8, 256, 2 * 10**9)
+            >>> known.unit, known.growth == model.growth, round(known.predict(8, 256) / 1e9, 2)
             ('bytes', True, 2.0)
         """
         assert self.growth is not None
@@ -303,7 +303,7 @@ class MemoryModel:
             "pieces": [[list(row) for row in piece] for piece in self.pieces],
             "errors": [list(pair) for pair in self.margin.counts],
             "squared_errors": self.margin.squares,
-            **({"care": list(self.margin.care)} if self.margin.care else {}),
+            **({"care": list(self.margin.risk_adjustment)} if self.margin.risk_adjustment else {}),
             **({"growth": list(self.growth)} if self.growth else {}),
         }
 

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from brimful.core.states import check_form
-from brimful.oom.parts import Divisible
+from brimful.oom.parts import SplittableBatch
 from brimful.plan.errors import StateError, integer, logger, one_of
 
 R = TypeVar("R")
 
-Unfit = Literal["raise", "skip"]
+OnSampleOom = Literal["raise", "skip"]
 """What to do with a batch if one of its samples does not fit alone."""
 
-KEPT: Final = 0.9
+OOM_BACKOFF: Final = 0.9
 """The share of a size that ran out of memory which is tried from then on. At half of it, under a limit that stands still, half
 of all batches were split that would have fit; at nine tenths an eighth, but 23 instead of 6 in 10,000 run out of memory."""
 VERSION: Final = 1
 BINS_PER_OCTAVE: Final = 8
 """Lengths within 9 % of each other share one limit, so there are some dozens at most."""
-SHORTER: Final = 0.9
+LENGTH_TOLERANCE: Final = 0.9
 """A limit also holds for samples this much shorter. Otherwise each length would have to run out of memory once."""
 SIGNS: Final = ("out of memory", "not enough memory", "can't allocate memory", "cublas_status_alloc_failed")
 
@@ -117,7 +117,7 @@ class Limits:
             for (own, _), limit in self._limits.items()
             if own == unit
             and len(widths) == len(limit.widths)
-            and all(here >= SHORTER * there for here, there in zip(widths, limit.widths))
+            and all(here >= LENGTH_TOLERANCE * there for here, there in zip(widths, limit.widths))
         ]
         return min(known, default=None)
 
@@ -160,13 +160,13 @@ class PartRunner:
     """Runs batches whole or, where they do not fit, in parts, and remembers the sizes that fit.
 
     Args:
-        unfit: what to do with a batch if one of its samples does not fit alone.
+        on_sample_oom: what to do with a batch if one of its samples does not fit alone.
         agree: agree(parts, samples) gives the number of parts that all ranks take, of those that this rank would; None: each
             rank takes its own.
         hint: what the log says about the first batch that does not fit, so that a user sees the others or avoids them.
     """
 
-    unfit: Unfit = "raise"
+    on_sample_oom: OnSampleOom = "raise"
     agree: Callable[[int, int], int] | None = None
     limits: Limits = field(default_factory=Limits)
     stats: GuardStats = field(default_factory=GuardStats)
@@ -174,12 +174,11 @@ class PartRunner:
 
     def run(
         self,
-        batch: Any,
-        whole: Divisible,
+        batch: SplittableBatch,
         run: Callable[[Sequence[Any]], R],
         undo: Callable[[BaseException], None] = lambda error: None,
     ) -> R | None:
-        """`run([batch])`, or `run` of its parts: all of them again, smaller, as long as one does not fit.
+        """`run` of the whole batch alone, or of its parts: all of them again, smaller, as long as one does not fit.
 
         Args:
             undo: puts back what a run has changed that ran out of memory; it may raise instead.
@@ -187,14 +186,14 @@ class PartRunner:
             what `run` did; None for a batch that is skipped.
         """
         random = _Random()
-        limit = self.limits.allowed(whole.unit, whole.widths)
-        count = 1 if limit is None or whole.size <= limit else min(-(-whole.size // limit), whole.samples)
+        limit = self.limits.allowed(batch.unit, batch.widths)
+        count = 1 if limit is None or batch.size <= limit else min(-(-batch.size // limit), batch.samples)
         if self.agree is not None:
-            count = self.agree(count, whole.samples)
+            count = self.agree(count, batch.samples)
         self.stats.batches += 1
         while True:
             try:
-                parts: Sequence[Any] = [batch] if count == 1 else whole.parts(count)
+                parts: Sequence[Any] = [batch.batch] if count == 1 else batch.parts(count)
                 result = run(parts)
             except Exception as error:
                 if not is_oom(error):
@@ -203,12 +202,12 @@ class PartRunner:
                 self.stats.ooms += 1
                 of_all_guards.ooms += 1
                 parts = ()
-                tried = -(-whole.size // count)
-                self.limits.learn(whole.unit, whole.widths, max(1, min(int(KEPT * tried), tried - 1)))
+                tried = -(-batch.size // count)
+                self.limits.learn(batch.unit, batch.widths, max(1, min(int(OOM_BACKOFF * tried), tried - 1)))
                 undo(error)
-                done = count >= whole.samples
-                if done and self.unfit == "raise":
-                    raise torch.OutOfMemoryError(_alone(whole, error)) from error
+                done = count >= batch.samples
+                if done and self.on_sample_oom == "raise":
+                    raise torch.OutOfMemoryError(_alone(batch, error)) from error
                 words = str(error).partition("\n")[0]
             else:
                 self.stats.split += len(parts) > 1
@@ -218,18 +217,18 @@ class PartRunner:
             free()
             random.restore()
             if done:
-                self.stats.skipped += whole.samples
-                logger.warning("skipped %d samples, as one of them alone is out of memory: %s", whole.samples, words)
+                self.stats.skipped += batch.samples
+                logger.warning("skipped %d samples, as one of them alone is out of memory: %s", batch.samples, words)
                 return None
             if self.stats.ooms == 1:
                 logger.warning(
                     "out of memory: a batch of %d samples is run again in parts, and batches as large as it from now on (said "
                     "once; %s): %s",
-                    whole.samples,
+                    batch.samples,
                     self.hint,
                     words,
                 )
-            count = min(2 * count, whole.samples)
+            count = min(2 * count, batch.samples)
 
 
 class GuardedCall(ABC):
@@ -287,12 +286,12 @@ class GuardedCall(ABC):
         self._runner.limits.load_state_dict(state_dict)
 
 
-def _alone(whole: Divisible, error: BaseException) -> str:
-    width = f" (of {' and '.join(f'{one:,}' for one in dict.fromkeys(whole.widths))} values)" if whole.widths else ""
+def _alone(batch: SplittableBatch, error: BaseException) -> str:
+    width = f" (of {' and '.join(f'{one:,}' for one in dict.fromkeys(batch.widths))} values)" if batch.widths else ""
     return (
-        f"out of memory with 1 sample alone{width}, of a batch of {whole.samples:,}; filter or truncate such samples, "
+        f"out of memory with 1 sample alone{width}, of a batch of {batch.samples:,}; filter or truncate such samples, "
         "or let the model take less (autocast; checkpointing in training, torch.no_grad() in inference). In training, "
-        f"oom_guard(step, unfit='skip') skips them. The device said: {str(error).partition(chr(10))[0]}"
+        f"oom_guard(step, on_sample_oom='skip') skips them. The device said: {str(error).partition(chr(10))[0]}"
     )
 
 

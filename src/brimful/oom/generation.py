@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from brimful.oom.exhaustion import GuardedCall, PartRunner
-from brimful.oom.parts import divisible, joined
+from brimful.oom.parts import joined, splittable
 from brimful.plan.errors import counted, function, name_of
 from brimful.tensors.structures import parts_of, with_parts
 
@@ -92,12 +92,12 @@ class OomSafe(GuardedCall):
         self._runner = PartRunner(hint=hint)
 
     def __call__(self, batch: Any) -> Any:
-        return self._runner.run(batch, divisible(batch), self._run)
+        return self._runner.run(splittable(batch), self._run)
 
     def _run(self, parts: Sequence[Any]) -> Any:
         if len(parts) == 1:
             return self._fn(parts[0])
-        counts = [divisible(part).samples for part in parts]
+        counts = [splittable(part).samples for part in parts]
         return results_of([self._fn(part) for part in parts], counts, self._pad_value, name_of(self._fn))
 
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from brimful.oom.exhaustion import GuardedCall, PartRunner, Unfit
+from brimful.oom.exhaustion import GuardedCall, OnSampleOom, PartRunner
 from brimful.oom.modules import Buffers, modules_of_process
-from brimful.oom.parts import divisible, joined
+from brimful.oom.parts import joined, splittable
 from brimful.oom.weights import Weigh, Weights
 from brimful.plan.errors import RankError, function, name_of, one_of, other_signature
 from brimful.tensors.structures import mapped
@@ -29,7 +29,7 @@ def oom_guard(
     parameters: Iterable[Tensor] | None = None,
     weigh: Weigh = "auto",
     distributed: Distributed | None = None,
-    unfit: Unfit = "raise",
+    on_sample_oom: OnSampleOom = "raise",
 ) -> OomGuard:
     """A guarded step. If it runs out of memory, the guard frees memory, splits the batch by sample and runs the parts.
 
@@ -59,11 +59,11 @@ def oom_guard(
             other than -100. "next_tokens": the same without the first of each row, which a causal model does not
             predict. "samples": the number of samples. "sum": every scale is 1.0. Use it if the loss is a sum, or is
             divided by a number of the whole batch (`bf.token_mean` with num_items_in_batch or num_items_on_rank). A
-            function: takes a batch or a part of one, and returns its weight. "auto": "tokens" if the batch has
-            `labels` that are integers, also inside of mappings and in a list of samples, else "samples". In a tuple,
-            labels may have no name. The guard then refuses the batch. If the batch has `shift_labels`, the guard counts
-            all of these. Each part gets its share of num_items_in_batch and num_items_on_rank, so "auto" fits a mean
-            and `bf.token_mean`.
+            function: takes a batch or a part of one, and returns its weight. "auto": "tokens" if the batch, or each of
+            a list of samples, has `labels` that are integers, else "samples". If it has `shift_labels`, the guard counts
+            all of these. Labels inside of a nested dict or tuple need a function: the guard refuses the batch. It does
+            so too where labels of tokens may stand in a tuple without a name. Each part gets its share of
+            num_items_in_batch and num_items_on_rank, so "auto" fits a mean and `bf.token_mean`.
             Rows count by their `sample_weights`, whatever their labels are: a copy that fills up a static shape has 0.
         distributed: how gradients are reduced, at a world size above 1. "ddp": steps run under `no_sync()`, and you
             reduce the gradients once, after the guard. Each rank splits by itself, so the step must not communicate
@@ -71,10 +71,10 @@ def oom_guard(
             parameters from all ranks. So before each step, the ranks agree on the number of parts (a collective of some
             bytes). If a step still runs out of memory, it is an error, because the other ranks wait in a collective.
             Save the state, and start again with it.
-        unfit: the reaction to a sample that does not fit alone. "raise" raises an error. "skip" counts and logs the
+        on_sample_oom: the reaction to a sample that does not fit alone. "raise" raises an error. "skip" counts and logs the
             batch, returns None, and leaves the gradients from before.
     Returns:
-        a callable on a batch: see `OomGuard`. `parts.divisible` says how a batch is cut. If a batch was split, numbers
+        a callable on a batch: see `OomGuard`. `parts.splittable` says how a batch is cut. If a batch was split, numbers
             that `step` returned are averaged by weight, like losses. Return counts as lists, or as tensors with a row a
             sample.
     Raises:
@@ -101,7 +101,7 @@ def oom_guard(
     >>> guard.stats.ooms, guard.stats.parts
     (1, 2)
     """
-    return OomGuard(step, parameters, weigh, distributed, unfit)
+    return OomGuard(step, parameters, weigh, distributed, on_sample_oom)
 
 
 class OomGuard(GuardedCall):
@@ -128,12 +128,12 @@ class OomGuard(GuardedCall):
         parameters: Iterable[Tensor] | None,
         weigh: Weigh,
         distributed: Distributed | None,
-        unfit: Unfit,
+        on_sample_oom: OnSampleOom,
     ) -> None:
         self._weights = Weights(weigh)
         if distributed is not None:
             one_of("distributed", distributed, *get_args(Distributed))
-        one_of("unfit", unfit, *get_args(Unfit))
+        one_of("on_sample_oom", on_sample_oom, *get_args(OnSampleOom))
         _refuse_unsaid(distributed)
         if signature := other_signature(function("oom_guard", step), {}, 1.0):
             raise TypeError(
@@ -145,7 +145,7 @@ class OomGuard(GuardedCall):
         self._distributed = distributed
         self._modules = modules_of_process()  # now, so that torch tells of those that are made before the first call
         self._looked = False
-        self._runner = PartRunner(unfit, _agreed if distributed == "fsdp" else None)
+        self._runner = PartRunner(on_sample_oom, _agreed if distributed == "fsdp" else None)
 
     def __call__(self, batch: Any) -> Any:
         """Runs the step on a batch.
@@ -161,7 +161,7 @@ class OomGuard(GuardedCall):
         if not self._looked:
             self._looked = True
             self._modules.look()
-        whole = divisible(batch)
+        whole = splittable(batch)
         weigh = self._weights.of_parts(batch, _world_size())
         before = _Gradients(self._parameters)
         self.stats.cloned_bytes = max(self.stats.cloned_bytes, before.bytes)
@@ -179,7 +179,7 @@ class OomGuard(GuardedCall):
 
         reducing = self._modules.reducing() if self._distributed == "ddp" and _world_size() > 1 else ()
         with _watched(reducing):
-            result = self._runner.run(batch, whole, lambda parts: self._run(parts, weigh), undo)
+            result = self._runner.run(whole, lambda parts: self._run(parts, weigh), undo)
         buffers.note()
         return result
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,8 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from brimful.core.own_keys import NUM_SIDES
 from brimful.plan.once import once
 from brimful.tables.ragged import COLUMN_KINDS, TOKEN_COLUMNS
+from brimful.tensors.structures import parts_of, with_parts
 
 BOUNDS: Final = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
 """The names of the column, in packed rows, of the slots at which segments begin."""
@@ -26,7 +26,7 @@ BY_NAME: Final[Mapping[str, str]] = {
 """The kinds of columns that `pack` makes, for batches that do not say them; see `COLUMN_KINDS`."""
 
 
-def divisible(batch: Any) -> Divisible:
+def splittable(batch: Any) -> SplittableBatch:
     """A batch with its way to be cut.
 
     - A mapping or a tuple holds columns: tensors (padded, or of layout torch.jagged), arrays and lists of one row a sample, and
@@ -37,16 +37,22 @@ def divisible(batch: Any) -> Divisible:
     - A list holds samples; so does a tensor, and any object that has a length and can be sliced.
 
     Raises:
-        ValueError: the columns disagree about the number of samples, or one with its kind, none has rows, a list may be either,
-            or packed rows lack their boundaries. When it is cut: a column may be of several kinds.
+        ValueError: the rows are sides of samples (layout="paired"), the columns disagree about the number of samples, or one with
+            its kind, none has rows, a list may be either, or packed rows lack their boundaries. When it is cut: a column may be
+            of several kinds.
         TypeError: a structure in which nobody can see the samples.
     Price: some microseconds; of packed and nested batches nothing is read before they are cut.
 
     >>> batch = {"input_ids": torch.arange(6).reshape(3, 2), "text": ["a", "b", "c"], "weight": 1.0}
-    >>> [(part["input_ids"].tolist(), part["text"]) for part in divisible(batch).parts(2)]
+    >>> [(part["input_ids"].tolist(), part["text"]) for part in splittable(batch).parts(2)]
     [([[0, 1]], ['a']), ([[2, 3], [4, 5]], ['b', 'c'])]
     """
     if isinstance(batch, Mapping):
+        if NUM_SIDES in batch:
+            raise ValueError(
+                f"a batch of layout='paired' ({NUM_SIDES}={batch[NUM_SIDES]}) is not split between its rows, which the loss "
+                "compares. Make smaller batches. Or use layout='padded', and stack the sides in the step"
+            )
         bounds = next((name for name in BOUNDS if name in batch), None)
         if bounds is None and COLUMN_KINDS in batch:
             raise ValueError(
@@ -319,7 +325,7 @@ def balanced(sizes: NDArray[Any], count: int) -> list[int]:
     return [0, *np.minimum(cuts, len(sizes) - count + numbers).tolist(), len(sizes)]
 
 
-Divisible: TypeAlias = ColumnBatch | PackedBatch
+SplittableBatch: TypeAlias = ColumnBatch | PackedBatch
 """A batch that can be cut between its samples, in the order in which they lie."""
 
 
@@ -332,14 +338,8 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     >>> mapped({"a": 1, "b": (2, 3)}, lambda value: -value)
     {'a': -1, 'b': (-2, -3)}
     """
-    if isinstance(value, UserDict):  # transformers' BatchEncoding, whose entries are attributes too
-        made = copy.copy(value)
-        made.data = {name: mapped(one, change) for name, one in value.items()}
-        return made
-    if isinstance(value, Mapping):
-        return {name: mapped(one, change) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return _tuple_like(value, [mapped(one, change) for one in value])
+    if isinstance(value, Mapping | tuple):
+        return with_parts(value, [mapped(one, change) for one in parts_of(value)])
     return change(value)
 
 
@@ -353,12 +353,8 @@ def joined(results: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
     if isinstance(first, Mapping):
         return {name: joined([one[name] for one in results], join) for name in first}
     if isinstance(first, tuple):
-        return _tuple_like(first, [joined(column, join) for column in zip(*results, strict=True)])
+        return with_parts(first, [joined(column, join) for column in zip(*results, strict=True)])
     return join(results)
-
-
-def _tuple_like(like: tuple[Any, ...], values: Sequence[Any]) -> Any:
-    return type(like)(*values) if hasattr(like, "_fields") else tuple(values)
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

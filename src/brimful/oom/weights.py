@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from brimful.core.own_keys import NUM_ITEMS, WEIGHTS
-from brimful.oom.parts import divisible
+from brimful.core.own_keys import COUNTS, NUM_ITEMS, WEIGHTS
+from brimful.oom.parts import splittable
 from brimful.plan.errors import finite, logger, one_of
 from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, loss_labels
 from brimful.tensors.loss import are_classes
@@ -43,10 +45,11 @@ class Weights:
         """
         if callable(self._weigh):
             return lambda part: finite("a weight", self._weigh(part))  # type: ignore[operator]
-        columns = batch if isinstance(batch, Mapping) else {}
-        by = self._weigh
+        by, columns = self._weigh, columns_of(batch)
+        if by != "sum":
+            _refuse_nested(batch, by)
         if by == "auto":
-            if ranks > 1 and [name for name in NUM_ITEMS if any(True for _ in _found(batch, name))] == [NUM_ITEMS[1]]:
+            if ranks > 1 and [name for name in NUM_ITEMS if columns.get(name) is not None] == [NUM_ITEMS[1]]:
                 raise ValueError(
                     f"the batch has {NUM_ITEMS[1]}, which {ranks} ranks add up, so nobody can see what a part of it weighs: say "
                     "oom_guard(weigh='sum') where its loss is a sum that is divided by that number (bf.token_mean), and "
@@ -60,7 +63,7 @@ class Weights:
                     "samples, else a function of the batch, or give a dict"
                 )
             by = "tokens" if labels is not None and _are_classes(labels.values) else "samples"
-            self._say_ambiguous(columns)
+            self._warn_ambiguous(columns)
         if by in ("tokens", "next_tokens"):
             labels = labels_of(batch)
             if labels is None:
@@ -75,9 +78,15 @@ class Weights:
     def part(self, part: Any, share: float) -> Any:
         """A part as the step gets it: with its share of the numbers of labels, where nobody said what its loss is. So a sum that
         is divided by such a number, times the share, is right, and so is a mean."""
-        return _shared(part, share) if self._weigh == "auto" and share else part
+        if self._weigh != "auto" or not share:
+            return part
+        columns = columns_of(part)
+        new = {name: _times(columns[name], share) for name in COUNTS if columns.get(name) is not None}
+        if not new:
+            return part
+        return with_values(part, new) if isinstance(part, Mapping) else part._replace(**new)
 
-    def _say_ambiguous(self, columns: Mapping[str, Any]) -> None:
+    def _warn_ambiguous(self, columns: Mapping[str, Any]) -> None:
         """Once: nobody can see whether a model predicts the first label of a row."""
         labels, inputs = columns.get(LABELS), columns.get("input_ids")
         if self._said or columns.get(SHIFTED) is not None:
@@ -101,38 +110,50 @@ def _tokens(part: Any, *, next_tokens: bool) -> float:
 
 def _samples(part: Any) -> float:
     weights = _row_weights(part)
-    return float(divisible(part).samples if weights is None else weights.sum())
+    return float(splittable(part).samples if weights is None else weights.sum())
 
 
 def _row_weights(part: Any) -> Tensor | None:
     """What each row counts for, (B,); None where nothing says it, and each counts for 1."""
-    found = next(_found(part, WEIGHTS), None)
+    found = columns_of(part).get(WEIGHTS)
     return None if found is None else torch.as_tensor(found)
-
-
-def _shared(batch: Any, share: float) -> Any:
-    """A batch with a share of its numbers of labels, also inside of mappings and tuples."""
-    if isinstance(batch, Mapping):
-        new = {name: _times(one, share) if name in NUM_ITEMS else _shared(one, share) for name, one in batch.items()}
-        return with_values(batch, new)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(**_shared(dict(zip(batch._fields, batch)), share))
-    return tuple(_shared(one, share) for one in batch) if isinstance(batch, tuple) else batch
 
 
 def _times(number: Any, share: float) -> Any:
     if isinstance(number, Tensor):  # as precisely as can be: shares are seldom whole
         number = number.to(torch.float32 if number.device.type == "mps" else torch.float64)
-    return None if number is None else number * share
+    return number * share
 
 
-def _found(batch: Any, name: str) -> Iterator[Any]:
-    """What stands under a name in a batch, also inside of mappings and tuples."""
-    batch = batch._asdict() if hasattr(batch, "_asdict") else batch
-    if isinstance(batch, Mapping) and batch.get(name) is not None:
-        yield batch[name]
-    for value in batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else ():
-        yield from _found(value, name)
+def columns_of(batch: Any) -> Mapping[Any, Any]:
+    """The columns of a mapping or of a named tuple by name, those of a tuple by number; none of anything else."""
+    if isinstance(batch, tuple):
+        return batch._asdict() if hasattr(batch, "_asdict") else dict(enumerate(batch))
+    return batch if isinstance(batch, Mapping) else {}
+
+
+def _refuse_nested(batch: Any, weigh: str) -> None:
+    """Refuses a batch with what the weight of a part depends on inside of a nested structure.
+
+    Raises:
+        ValueError: naming both.
+    """
+    matter = {WEIGHTS} if weigh == "samples" else {LABELS, SHIFTED, WEIGHTS, *NUM_ITEMS}
+    for sample in batch if isinstance(batch, list) else [batch]:
+        columns = columns_of(sample)
+        for place, value in columns.items():
+            lost = [name for name in _names_in(value) if name in matter and columns.get(name) is None]
+            if lost:
+                raise ValueError(
+                    f"the batch has {lost[0]!r} inside of {place!r}, and weigh={weigh!r} looks for it at the top alone: say "
+                    "weigh= a function of the batch to oom_guard, or give a batch without nested structures"
+                )
+
+
+def _names_in(value: Any) -> Iterator[Any]:
+    for name, one in columns_of(value).items():
+        yield name
+        yield from _names_in(one)
 
 
 class Labels(NamedTuple):
@@ -148,15 +169,15 @@ class Labels(NamedTuple):
 
 
 def labels_of(batch: Any) -> Labels | None:
-    """The labels that a batch's loss is taken over, `shift_labels` or else `labels`; None where there are none. They are looked
-    for at the top, and inside of mappings and tuples; of a list of samples it is a list of theirs.
+    """The labels that a batch's loss is taken over, `shift_labels` or else `labels`; None where there are none. Of a list of
+    samples it is a list of theirs.
 
     Raises:
-        ValueError: labels in several places, or of some samples alone.
+        ValueError: labels of some samples alone.
 
     >>> labels_of([{"labels": [1, 2]}, {"labels": [3]}]), labels_of({"x": [1]})
     (Labels(values=[[1, 2], [3]], shifted=False), None)
-    >>> labels_of({"inputs": {"labels": [[1, 2]], "shift_labels": [[2, -100]]}})
+    >>> labels_of({"labels": [[1, 2]], "shift_labels": [[2, -100]]})
     Labels(values=[[2, -100]], shifted=True)
     """
     if isinstance(batch, list):
@@ -176,21 +197,9 @@ def labels_of(batch: Any) -> Labels | None:
                 f"of a list of {len(rows):,} samples some have {SHIFTED!r} and some {LABELS!r} alone; give all of them the same"
             )
         return Labels([row.values for row in found], found[0].shifted)
-    if isinstance(batch, tuple):
-        batch = batch._asdict() if hasattr(batch, "_asdict") else dict(enumerate(batch))
-    if not isinstance(batch, Mapping):
-        return None
-    name = loss_labels([name for name in (LABELS, SHIFTED) if batch.get(name) is not None])
-    if name is not None:
-        return Labels(batch[name], name == SHIFTED)
-    inside = {name: labels_of(value) for name, value in batch.items() if isinstance(value, Mapping | tuple)}
-    having = [name for name, labels in inside.items() if labels is not None]
-    if len(having) > 1:
-        raise ValueError(
-            f"the batch has {LABELS!r} in {having[0]!r} and in {having[1]!r}, and nobody can see which the loss is a mean of; "
-            "say weigh= a function of the batch to oom_guard"
-        )
-    return inside[having[0]] if having else None
+    columns = columns_of(batch)
+    name = loss_labels([name for name in (LABELS, SHIFTED) if columns.get(name) is not None])
+    return None if name is None else Labels(columns[name], name == SHIFTED)
 
 
 def _unnamed_labels(batch: Any) -> bool:
@@ -257,24 +266,29 @@ def trained_on(labels: Any, weights: Tensor | None = None, *, next_tokens: bool 
 
     >>> trained_on([[1, 2, -100], [3]]), trained_on([[1, 2, -100], [3]], next_tokens=True), trained_on([1, -100])
     (3.0, 1.0, 1.0)
+    >>> rows = [torch.tensor(row, dtype=torch.int64) for row in ([1, -100], [], [2, 3])]
+    >>> jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    >>> trained_on(jagged), trained_on(jagged, next_tokens=True), trained_on(jagged, torch.tensor([1.0, 1.0, 0.5]))
+    (3.0, 1.0, 2.0)
     >>> trained_on(np.array([[0.5, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 0.0]))
     2.0
     """
-    if weights is not None:
-        rows = labels if isinstance(labels, list) else labels.unbind() if isinstance(labels, Tensor) else list(labels)
-        counts = (trained_on([row], next_tokens=next_tokens) for row in rows)
-        return float(sum(count * weight for count, weight in zip(counts, weights.tolist(), strict=True)))
+    counts = _labels_of_rows(labels, next_tokens)
+    return float((counts if weights is None else counts * weights.to(counts.device)).sum())
+
+
+def _labels_of_rows(labels: Any, next_tokens: bool) -> Tensor:
+    """The number of labels other than -100 of each row, (B,) int64."""
     if isinstance(labels, list):
-        return float(sum(int((_row(row, next_tokens) != NOT_TRAINED_ON).sum()) for row in labels))
-    if not (isinstance(labels, Tensor) and labels.is_nested):
-        return float(((labels[:, 1:] if next_tokens else labels) != NOT_TRAINED_ON).sum())
-    jagged: Any = labels
-    values = jagged.values()
-    found = float((values != NOT_TRAINED_ON).sum())
-    if not next_tokens:
-        return found
-    firsts = jagged.offsets()[:-1][jagged.offsets().diff() > 0]
-    return found - float((values[firsts] != NOT_TRAINED_ON).sum())
+        return torch.tensor([int((_row(row, next_tokens) != NOT_TRAINED_ON).sum()) for row in labels])
+    if isinstance(labels, Tensor) and labels.is_nested:
+        jagged: Any = labels
+        counted, bounds = jagged.values() != NOT_TRAINED_ON, jagged.offsets()
+        if next_tokens:
+            counted[bounds[:-1][bounds.diff() > 0]] = False
+        return F.pad(counted.cumsum(0), (1, 0))[bounds].diff()
+    kept = torch.as_tensor(labels[:, 1:] if next_tokens else labels)
+    return (kept != NOT_TRAINED_ON).reshape(len(kept), prod(kept.shape[1:])).sum(1)
 
 
 def _row(row: Any, next_tokens: bool) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 _Fn = TypeVar("_Fn")
+_Error = TypeVar("_Error", bound=Exception)
 
 logger: Final = logging.getLogger("brimful")
 
@@ -24,6 +25,16 @@ logger: Final = logging.getLogger("brimful")
 def warn_once(message: str, *arguments: object) -> None:
     """Logs a warning, the same one once in a process."""
     logger.warning(message, *arguments)
+
+
+def of_setting(setting: str, error: _Error) -> _Error:
+    """The error, which carries the name of a setting as `.setting`: a command puts its option in that place.
+
+    >>> of_setting("max_tokens", ValueError("max_tokens must be even (got 7)")).setting
+    'max_tokens'
+    """
+    vars(error)["setting"] = setting
+    return error
 
 
 class DataError(ValueError):
@@ -95,7 +106,7 @@ def require(name: str, value: float, least: float, unit: str = "") -> None:
     ValueError: max_tokens must be at least 1 token (got 0)
     """
     if value < least:
-        raise ValueError(f"{name} must be at least {least:,}{unit and ' ' + unit} (got {value:,})")
+        raise of_setting(name, ValueError(f"{name} must be at least {least:,}{unit and ' ' + unit} (got {value:,})"))
 
 
 MOST: Final = 1 << 62
@@ -172,7 +183,7 @@ def timeout(seconds: Any) -> float:
 def one_of(name: str, value: str, *choices: str) -> None:
     """Refuses a word that is none of the choices."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})")
+        raise of_setting(name, ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})"))
 
 
 def check_bool(name: str, value: Any, meaning: str = "") -> None:

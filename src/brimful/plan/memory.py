@@ -22,7 +22,7 @@ BatchSizes = Literal["any", "friendly"]
 Order = Literal["longest_first", "hardest_first"]
 
 _MEMBERS = ("largest_batch", "predict", "fingerprint", "num_lengths", "unit")
-FAR: Final = 2
+WARN_FACTOR: Final = 2
 """How many times as large as what a model has seen a batch or a length may be before that is said."""
 _MULTIPLE = 8  # of which friendly batch sizes are multiples; below, powers of two
 
@@ -217,7 +217,7 @@ def _look_beyond(model: PeakModel, plan: Plan) -> None:
     planned = (int(plan.padded_sizes.max()), *np.atleast_1d(plan.padded_lengths.max(axis=0)).tolist())
     seen = (batches[1], *(longest for _, longest in lengths))
     for kind, most, known in zip(("batch", "length", "target length"), planned, seen):
-        if most > FAR * known and kind not in _said:
+        if most > WARN_FACTOR * known and kind not in _said:
             _said.add(kind)
             logger.warning(
                 "a %s of %d is planned, but the memory model has seen none above %d. Its risk does not hold so far beyond: probe "

@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.plan.buckets import Rounding
+<<<<<<< HEAD
 from brimful.plan.errors import counted, integer, one_of
+=======
+from brimful.plan.errors import integer, of_setting, one_of
+>>>>>>> main
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
 from brimful.plan.units import Units, units_of, whole
 
@@ -90,13 +94,14 @@ def refuse_overlong(
         return
     samples = np.flatnonzero(~fits).tolist()
     tokens = " + ".join(f"{length:,}" for length in np.atleast_1d(lengths[samples[0]]))
-    raise OverlongError(
+    error = OverlongError(
         f"a sample of {tokens} tokens (sample {samples[0]:,}) cannot fit {limit}; truncate or filter it, or {remedy}",
         sample=samples[0],
         length=int(lengths[samples[0]].sum()),
         max_length=max_length,
         samples=tuple(samples),
     )
+    raise of_setting(limit.partition("=")[0], error)
 
 
 def refuse_beyond(

@@ -28,17 +28,12 @@ from brimful.plan import (
     optimal_buckets,
     uniform_buckets,
 )
-from brimful.plan.errors import require
+from brimful.plan.errors import of_setting, require
 from brimful.report.lengths import dataset_of
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BATCHES_A_STEP: Final = (1, 2, 4, 8)
-FEW: Final = 0.25
-"""Share of the variance between steps that costs nothing measurable: four batches a step in a random order have as much, and
-reach the loss of random ones (docs/convergence.md)."""
-RANKS: Final = (8, 64)
-"""Data-parallel ranks that take a batch each in a step, or several."""
 RECOMPILE_LIMIT: Final = 8
 """Shapes that torch.compile(dynamic=False) compiles of one function before it falls back to eager: torch's
 `torch._dynamo.config.recompile_limit`."""
@@ -83,9 +78,12 @@ class Settings:
         require("hidden_size", self.hidden_size, 1)
         require("compile_seconds", self.compile_seconds, 0, "seconds")
         if self.max_length is not None and self.max_length > self.max_tokens:
-            raise ValueError(
-                f"max_length must be at most max_tokens={self.max_tokens:,} (got {self.max_length:,}): "
-                "a sample of that length would fit no batch"
+            raise of_setting(
+                "max_length",
+                ValueError(
+                    f"max_length must be at most max_tokens={self.max_tokens:,} (got {self.max_length:,}): "
+                    "a sample of that length would fit no batch"
+                ),
             )
 
 
@@ -109,23 +107,6 @@ class Spread(NamedTuple):
     counts: tuple[int, ...]
 
 
-class WaitingShares(NamedTuple):
-    """The share of their time that ranks wait for the slowest of each step; None where the epoch has no whole step.
-
-    Args:
-        ranks: how many there are.
-        tokens: if a batch takes as long as it has slots.
-        work: if it takes as long as its arithmetic.
-        balanced: that with `balance_group` the ranks, and `balance_cost` the arithmetic; None for batches in order of arrival,
-            which cannot be balanced.
-    """
-
-    ranks: int
-    tokens: float | None
-    work: float | None
-    balanced: float | None
-
-
 class Outcome(NamedTuple):
     """The batches that one policy makes of the lengths.
 
@@ -133,7 +114,7 @@ class Outcome(NamedTuple):
     `tokens_per_batch` are real ones. `work` is the arithmetic of an epoch, in tokens; `cost` is `work` relative to the
     least of all policies. `slots_at` and `tokens_at` are the slots and real tokens of the batches of each padded length,
     in the bins of `Report.edges`. `between` is how much of the variance of lengths lies between optimizer steps of 1, 2, 4 and 8
-    batches, as `between` says. `waiting` is for 8 and 64 ranks.
+    batches, as `between` says.
     """
 
     name: str
@@ -149,7 +130,6 @@ class Outcome(NamedTuple):
     slots_at: tuple[int, ...]
     tokens_at: tuple[int, ...]
     between: tuple[float, ...]
-    waiting: tuple[WaitingShares, ...]
 
     @property
     def too_many_shapes(self) -> bool:
@@ -288,7 +268,6 @@ def _ways(lengths: IntArray, settings: Settings) -> list[_Way]:
             f'dataset.batch_by_tokens({STEP * most:_}, micro_batches={STEP}, window="steps")',
             partial(data.batch_by_tokens, STEP * most, micro_batches=STEP, window="steps"),
             auto_rows(TokenBudget(most), lengths, 2 * STEP),
-            role="steps",
         ),
         _Way(
             "least padding",
@@ -361,8 +340,7 @@ def _sums(batches: PlannedWindow, cost: AttentionCost) -> _Epoch:
 def _outcome(way: _Way, lengths: IntArray, edges: IntArray, hidden_size: int) -> Outcome:
     """Plans epochs, and adds up."""
     cost = AttentionCost(quadratic=1 / (6 * hidden_size))
-    batches = way.make()
-    epoch = _epoch(batches, cost)
+    epoch = _epoch(way.make(), cost)
     stratified = _epoch(way.make(shuffle_batches="stratified"), cost)  # the order that several a step have
     window = way.window if way.auto is None else auto_rows(way.auto, lengths)
     return Outcome(
@@ -379,17 +357,7 @@ def _outcome(way: _Way, lengths: IntArray, edges: IntArray, hidden_size: int) ->
         slots_at=binned(epoch.padded, epoch.slots, edges),
         tokens_at=binned(epoch.padded, epoch.tokens, edges),
         between=between(stratified.tokens.astype(np.float64), stratified.squares, stratified.cubes),
-        waiting=tuple(_waiting(way, epoch, cost, ranks, batches.micro_batches or 1) for ranks in RANKS),
     )
-
-
-def _waiting(way: _Way, epoch: _Epoch, cost: AttentionCost, ranks: int, micro_batches: int) -> WaitingShares:
-    balanced = None
-    if way.role != "random" and len(epoch.sizes) >= ranks * micro_batches:
-        even = _epoch(way.make(balance_group=ranks, balance_cost=cost), cost)
-        balanced = waiting(even.work, ranks, micro_batches)
-    tokens = waiting(epoch.slots.astype(np.float64), ranks, micro_batches)
-    return WaitingShares(ranks, tokens, waiting(epoch.work, ranks, micro_batches), balanced)
 
 
 # -- advice --------------------------------------------------------------------------------------------------------------
@@ -432,21 +400,7 @@ def _advice(outcomes: list[Outcome], roles: dict[str, int], settings: Settings) 
             packed.code,
             roles["packed"],
         ),
-        *_to_train(outcomes[roles["steps"]], budget, random, roles["steps"], settings.max_tokens),
     )
-
-
-def _to_train(steps: Outcome, budget: Outcome, random: Outcome, place: int, max_tokens: int) -> tuple[Advice, ...]:
-    """Recommends several batches a step, from short windows, where batches of one length make steps unlike one another."""
-    if random.padding <= EVEN or budget.between[0] <= FEW:
-        return ()
-    left = steps.between[BATCHES_A_STEP.index(STEP)]
-    why = (
-        f"each optimizer step has {STEP} batches of {max_tokens:,} tokens. Padding is {percent(steps.padding)}. "
-        f"{percent(left)} of the variance of lengths lies between steps, against {percent(random.between[0])} of random "
-        f"batches and {percent(budget.between[0])} of steps of one batch"
-    )
-    return (Advice("If you train, ", steps.code.removeprefix("dataset."), why, steps.code, place),)
 
 
 def percent(share: float) -> str:
@@ -458,7 +412,7 @@ def percent(share: float) -> str:
     return f"{share * 100:.{2 if 0 < share < 0.01 else 1}f} %"
 
 
-# -- statistics: bins for drawings, the difference between optimizer steps, and the time that ranks wait -----------------
+# -- statistics: bins for drawings, and the difference between optimizer steps ------------------------------------------
 
 
 def edges_of(lengths: IntArray, longest: int, most: int = 32) -> IntArray:
@@ -503,19 +457,3 @@ def _between(tokens: FloatArray, squares: FloatArray, mean: float, number: int) 
     size, total = np.add.reduceat(tokens, starts), np.add.reduceat(squares, starts)
     some = size > 0
     return float((np.square(total[some] / size[some] - mean) * size[some]).sum())
-
-
-def waiting(costs: FloatArray, ranks: int, micro_batches: int = 1) -> float | None:
-    """The share of their time that ranks wait for the slowest of each step; None without a whole step.
-
-    Args:
-        costs: the time of each batch, in any unit, in the order of the epoch, which the ranks take in turns, (n,).
-        ranks: how many take a batch each.
-        micro_batches: batches of a rank before it waits.
-    Example:
-        >>> waiting(np.array([1.0, 3.0, 2.0, 2.0, 9.0]), 2), waiting(np.array([1.0]), 2)
-        (0.2, None)
-    """
-    whole = len(costs) // (ranks * micro_batches) * ranks * micro_batches
-    steps = costs[:whole].reshape(-1, micro_batches, ranks).sum(axis=1)
-    return float(1 - steps.mean(axis=1).sum() / steps.max(axis=1).sum()) if whole else None

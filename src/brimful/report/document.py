@@ -8,9 +8,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from brimful import __version__
-from brimful.report.compare import BATCHES_A_STEP, RANKS, RECOMPILE_LIMIT, Outcome, Report, percent
+from brimful.report.compare import BATCHES_A_STEP, RECOMPILE_LIMIT, Outcome, Report, percent
 
-TAGS = ("recommended", "to compile", "to pack", "to train")
+TAGS = ("recommended", "to compile", "to pack")
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -29,9 +29,7 @@ def to_json(report: Report) -> dict[str, Any]:
             tokens_per_batch, real ones, mean; work, arithmetic of an epoch, counted in tokens; cost, that relative to the
             least; compile_seconds, for all shapes; slots_at and tokens_at, slots and real tokens of the batches whose
             padded length is in each bin; between, how much of the variance of lengths lies between optimizer steps of so many
-            batches ("1", "2", "4", "8"), a share; waiting, a list for 8 and 64 ranks: ranks, and the share of their time that
-            they wait for the slowest of each step, by tokens, by work, and balanced, by work with balance_group and
-            balance_cost (null without a whole step; balanced, also in order of arrival).
+            batches ("1", "2", "4", "8"), a share.
         advice: a list, the first for everybody, and the only one where there are too few batches to compare; in each: sentence;
             code; policy, the place in `policies` (0 is the first).
     """
@@ -58,7 +56,6 @@ def _policy(outcome: Outcome, compile_seconds: float) -> dict[str, Any]:
         "slots_at": list(outcome.slots_at),
         "tokens_at": list(outcome.tokens_at),
         "between": dict(zip(map(str, BATCHES_A_STEP), outcome.between)),
-        "waiting": [one._asdict() for one in outcome.waiting],
     }
 
 
@@ -88,7 +85,6 @@ def to_html(report: Report) -> str:
         chosen=report.outcomes[first.policy],
         most_padding=max(1e-9, *(outcome.padding for outcome in report.outcomes)),
         BATCHES_A_STEP=BATCHES_A_STEP,
-        RANKS=RANKS,
         spread=spread_of(report),
         shares=shares,
         lines=_lines(max(shares)),
@@ -141,13 +137,13 @@ def window_of(outcome: Outcome, report: Report) -> str:
     return f"auto: {size}" if outcome.auto else size
 
 
-def share_of(share: float | None) -> str:
-    """A share for a table, "-" where there is none.
+def share_of(share: float) -> str:
+    """A share for a table.
 
-    >>> share_of(0.123), share_of(None)
-    ('12.3 %', '-')
+    >>> share_of(0.123)
+    '12.3 %'
     """
-    return "-" if share is None else f"{share * 100:.1f} %"
+    return f"{share * 100:.1f} %"
 
 
 def summary(report: Report) -> str:
@@ -207,12 +203,6 @@ def notes(report: Report) -> dict[str, str]:
             "the share of the variance of lengths that lies between optimizer steps of 1, 2, 4 or 8 batches. Random "
             "batches have nearly none. Steps of one length slow training down. micro_batches= gives each step several "
             "batches, short and long."
-        ),
-        "ranks": (
-            "the share of time that ranks wait for the slowest rank of each step. tokens: a batch takes as long as its "
-            "tokens, padding included. work: it takes as long as its arithmetic (see cost). even: work again, with "
-            f"balance_group=8 (or 64) and balance_cost=bf.AttentionCost(quadratic=1 / (6 * {settings.hidden_size})). "
-            "- means too few batches for a step of so many ranks, or batches in order of arrival, which are not balanced."
         ),
         "shapes": (
             f"* marks more than {RECOMPILE_LIMIT} shapes. torch.compile(dynamic=False) gives up there (recompile_limit) and "

@@ -16,10 +16,12 @@ from brimful.core.header import described
 from brimful.core.stage import not_in_state
 from brimful.encoding.conversations import (
     Labelled,
+    Side,
     TrainOn,
     labelled,
     messages_of,
     rendered,
+    sides_of,
     template_of,
     tools_of,
 )
@@ -36,11 +38,13 @@ from brimful.tables.origins import HIDDEN, where
 from brimful.tables.ragged import (
     LABELS,
     NOT_TRAINED_ON,
+    TOKENS,
     Ragged,
     array_of,
     column_of,
     list_array,
     offsets_of,
+    prefix_of,
     refuse_nulls,
     with_column,
 )
@@ -60,6 +64,7 @@ class Tokenize(FunctionStage):
         extra_outputs: what else the tokenizer says of them, each in a column of that name.
         remove_columns: columns that are left out then.
         tokenized: columns that tokenizers made before: their tokens are not replaced.
+        prefix: what the names of all that is made begin with, where the user gave something. Then no column is replaced.
     """
 
     tokenizer: Encoder
@@ -68,14 +73,15 @@ class Tokenize(FunctionStage):
     extra_outputs: tuple[str, ...] = ()
     remove_columns: tuple[str, ...] = ()
     tokenized: tuple[str, ...] = not_in_state(())
+    prefix: str | None = not_in_state(None)
 
     def facts(self, *inputs: Facts) -> Facts:
         found = replace(super().facts(*inputs), functions=(*inputs[0].functions, *self.tokenizer.functions()))
         return _with_tokens(found, inputs[0], self._columns_of, self.output_column, self.tokenizer, self.column)
 
     def _columns_of(self, below: pa.Schema) -> pa.Schema:
-        made = [pa.field(name, pa.list_(pa.int32())) for name in (*self.output_column, *self.extra_outputs)]
-        gone = {*self.output_column, *self.extra_outputs, *self.remove_columns}
+        made = [pa.field(name, pa.list_(pa.int32())) for name in (*self.output_column, *self._extra)]
+        gone = {*self.output_column, *self._extra, *self.remove_columns}
         return pa.schema([*(field for field in below if field.name not in gone), *made])
 
     @property
@@ -91,6 +97,11 @@ class Tokenize(FunctionStage):
         """Whether single texts become tokens and nothing else; the tokenizer itself does the rest."""
         return len(self.output_column) == len(self.column) and not self.extra_outputs
 
+    @property
+    def _extra(self) -> tuple[str, ...]:
+        """The columns of the extra outputs."""
+        return tuple((self.prefix or "") + name for name in self.extra_outputs)
+
     def work(self, block: Block) -> Callable[[], Block]:
         for name in self.output_column:
             if name in block.schema.names and name in self.tokenized:
@@ -98,7 +109,7 @@ class Tokenize(FunctionStage):
                     f"tokenize: column {name!r} holds tokens already ({where(block, 0)}). Write these to another one, such as "
                     f"output_column='labels' for the target of a pair. Or drop {name!r} first"
                 )
-        for name in self.extra_outputs:
+        for name in (*(self.output_column if self.prefix is not None else ()), *self._extra):
             if name in block.schema.names:
                 raise DataError(f"tokenize: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
         columns = [self._texts(block, name) for name in self.column]
@@ -107,7 +118,7 @@ class Tokenize(FunctionStage):
             texts = columns[number : number + 1] if len(self.output_column) == len(columns) else columns
             rows, check = self._tokens(block, texts)
             checks.append(check)
-            for name, tokens in zip((output, *self.extra_outputs), rows):
+            for name, tokens in zip((output, *self._extra), rows):
                 out = with_column(out, name, _listed(tokens))
         done = self._without(out)
 
@@ -211,7 +222,6 @@ def _rows(columns: list[pa.Array]) -> Texts:
     return texts[0] if len(texts) == 1 else list(zip(*texts))
 
 
-TOKENS: Final = "input_ids"
 TOOLS: Final = "tools"
 _NO_MESSAGES: Final = "; column= says which one has conversations, and map() makes them of other columns"
 
@@ -227,31 +237,44 @@ class Chat(FunctionStage):
     the tokenizer at once.
 
     Args:
-        column: of conversations; those of a column `tools`, where there is one, may use these.
+        column: of conversations; those of a column `tools`, where there is one, may use these. Several are the sides of a prompt.
         train_on: whose tokens are labels.
-        output: the column of tokens.
+        output: the column of tokens of each, `input_ids` and a prefix, which `labels` have too.
+        prompt: the column of the messages before; "": what several sides begin with alike is their prompt.
         template_kwargs, end_token, train_empty_think: see `ChatTemplate`.
     """
 
     encoder: TransformersEncoder
-    column: str
+    column: tuple[str, ...]
     train_on: TrainOn
     on_error: OnError = "raise"
-    output: tuple[str] = (TOKENS,)
+    output: tuple[str, ...] = (TOKENS,)
+    prompt: str = field(default="", kw_only=True)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     end_token: str | None = field(default=None, kw_only=True)
     train_empty_think: bool = field(default=False, kw_only=True)
 
     def facts(self, *inputs: Facts) -> Facts:
         found = super().facts(*inputs)
-        return _with_tokens(found, inputs[0], self._columns_of, self.output, self.encoder, (self.column,))
+        return _with_tokens(found, inputs[0], self._columns_of, self.output, self.encoder, self._talks)
 
     def _columns_of(self, below: pa.Schema) -> pa.Schema:
-        tokens = pa.list_(pa.int32())
-        return pa.schema([*below, (self.output[0], tokens), (LABELS, tokens)])
+        return pa.schema([*below, *((name, pa.list_(pa.int32())) for name in self._made)])
+
+    @property
+    def _made(self) -> tuple[str, ...]:
+        """The columns that it adds."""
+        return tuple(name for tokens in self.output for name in (tokens, prefix_of(tokens) + LABELS))
+
+    @property
+    def _talks(self) -> tuple[str, ...]:
+        """The columns of messages."""
+        return (*self.column, self.prompt) if self.prompt else self.column
 
     def settings(self) -> dict[str, Any]:
         more = {
+            "output_prefix": [*map(prefix_of, self.output)] if self.output != (TOKENS,) else None,
+            "prompt_column": self.prompt,
             "template_kwargs": described(self.template_kwargs),
             "end_token": self.end_token,
             "train_empty_think": self.train_empty_think,
@@ -259,7 +282,7 @@ class Chat(FunctionStage):
         return {
             "tokenizer": self.encoder.fingerprint(),
             "chat_template": hashlib.sha256(template_of(self.encoder.tokenizer).encode()).hexdigest()[:16],
-            "column": self.column,
+            "column": self.column[0] if len(self.column) == 1 else [*self.column],
             "train_on": self.train_on,
             "on_error": self.on_error,
             **{name: value for name, value in more.items() if value},  # as states of 1.0.0rc1 have none
@@ -270,36 +293,52 @@ class Chat(FunctionStage):
         return "chat"
 
     def work(self, block: Block) -> Block:
-        for name in (*self.output, LABELS):
+        for name in self._made:
             if block.schema.get_field_index(name) >= 0:
                 raise DataError(f"chat: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
         texts = self._rendered(block)
         with self.encoder.lent() as tokenizer:
             made = _labelled(tokenizer, [*texts.values()])
-        kept: dict[int, Labelled] = {}
-        for row, one in zip(texts, made, strict=True):
+        kept: dict[int, list[Labelled]] = {}
+        for (row, side), one in zip(texts, made, strict=True):
             if isinstance(one, Labelled):
-                kept[row] = one
-            else:
-                self._fail(block, row, one)
+                kept.setdefault(row, []).append(one)
+            elif len(kept.setdefault(row, [])) == side:  # of a row that is left out, the first error is said
+                self._fail(block, row, side, one)
+        kept = {row: sides for row, sides in kept.items() if len(sides) == len(self.column)}
         if len(kept) < block.num_rows:
             block = block.take(pa.array([*kept], pa.int64()))
-        return _with_labels(block, [*kept.values()], self.output[0])
+        for side, output in enumerate(self.output):
+            block = _with_labels(block, [sides[side] for sides in kept.values()], output)
+        return block
 
-    def _rendered(self, block: Block) -> dict[int, Turns]:
-        """The text of each row, by its number."""
-        conversations = column_of(block, self.column, remedy=_NO_MESSAGES).to_pylist()
+    def _rendered(self, block: Block) -> dict[tuple[int, int], Turns]:
+        """The text of each conversation, by the number of its row and of its side."""
+        columns = [column_of(block, name, remedy=_NO_MESSAGES).to_pylist() for name in self._talks]
         tools = block.column(TOOLS).to_pylist() if TOOLS in block.schema.names else [None] * block.num_rows
         # a processor takes half the time for a step where it does nothing else between two rows
-        read = _each(lambda row: (messages_of(row[0]), tools_of(row[1])), zip(conversations, tools, strict=True))
-        begun = _each(lambda row: rendered(self._template(row[1]), row[0], row[1], self.train_on), read)
-        found = {}
-        for row, turns in enumerate(_each(lambda finish: finish(), begun)):
+        read = _each(lambda row: (self._sides(row[:-1]), tools_of(row[-1])), zip(*columns, tools, strict=True))
+        begun = _each(self._begun, read)
+        found: dict[tuple[int, int], Turns] = {}
+        for row, turns in enumerate(_each(lambda finishes: [finish() for finish in finishes], begun)):
             if isinstance(turns, Exception):
-                self._fail(block, row, turns)
+                self._fail(block, row, None, turns)
             else:
-                found[row] = turns
+                found |= {(row, side): one for side, one in enumerate(turns)}
         return found
+
+    def _sides(self, row: tuple[Any, ...]) -> list[Side]:
+        """The conversations of a row."""
+        found = [messages_of(one) for one in row]
+        if len(found) == 1:
+            return [Side(found[0], 0)]
+        names = self.column
+        return sides_of(dict(zip(names, found)), found[-1] if self.prompt else None)
+
+    def _begun(self, row: tuple[list[Side], Any]) -> list[Callable[[], Turns]]:
+        sides, tools = row
+        template = self._template(tools)
+        return [rendered(template, messages, tools, self.train_on, prompt) for messages, prompt in sides]
 
     def _template(self, tools: Any) -> ChatTemplate:
         """The template for conversations with these tools: a tokenizer may have several."""
@@ -315,9 +354,11 @@ class Chat(FunctionStage):
     def _templates(self) -> dict[str, ChatTemplate]:
         return {}
 
-    def _fail(self, block: Block, row: int, error: BaseException) -> None:
-        """Raises what is wrong with a row, with its place; or counts and logs it as left out."""
-        place = f"chat failed at {where(block, row)}: column {self.column!r}: "
+    def _fail(self, block: Block, row: int, side: int | None, error: BaseException) -> None:
+        """Raises what is wrong with a row, or a side of it, with its place; or counts and logs it as left out."""
+        names = self._talks if side is None else [self.column[side]]
+        column = f"column {', '.join(map(repr, names))}: "
+        place = f"chat failed at {where(block, row)}: {column}"
         ours = isinstance(error, DataError)
         said = f"{type(error).__name__}: {error}"
         if type(error).__name__ == "TemplateError":
@@ -357,4 +398,5 @@ def _with_labels(block: Block, rows: list[Labelled], output: str) -> Block:
     trained = np.concatenate(none + [row.trained for row in rows]).astype(bool)
     offsets = offsets_of(np.array([len(row.tokens) for row in rows], np.int64))
     labels = np.where(trained, tokens, np.int32(NOT_TRAINED_ON))
-    return with_column(with_column(block, output, list_array(tokens, offsets)), LABELS, list_array(labels, offsets))
+    block = with_column(block, output, list_array(tokens, offsets))
+    return with_column(block, prefix_of(output) + LABELS, list_array(labels, offsets))

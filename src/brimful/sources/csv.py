@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,9 +21,9 @@ from brimful.core.counters import OnError
 from brimful.plan.errors import DataError
 from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.format import Format, Parsed, ReadRequest, RecordParser, ShardReader, good_rows
-from brimful.sources.forward import BUFFER_BYTES, Forward, ForwardReader, Records, split
+from brimful.sources.forward import BUFFER_BYTES, Forward, ForwardReader, Records, joined, split
 from brimful.tables.blocks import Block
-from brimful.tables.ragged import is_text, numpy_of
+from brimful.tables.ragged import array_of, dtype_of, is_text, numpy_of
 from brimful.tables.schema import (
     SAMPLE_ROWS,
     UNFIT,
@@ -367,14 +367,23 @@ _NO_NUMBER: Final = r"^\s*(\+|-?0[0-9xX])"
 _TRUE: Final = ("true", "True", "TRUE")
 _FALSE: Final = ("false", "False", "FALSE")
 _HEXADECIMAL: Final = r"^\s*-?0[xX]"
-_INTEGERS: Final = r"^\s*[+-]?(0[xX])?[0-9a-fA-F]+\s*$"
-_FLOATS: Final = r"(?i)^\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*$|inf|nan)"
-"""All that Arrow takes for a number is of these forms."""
+_FLOATS: Final = r"(?i)^\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?|nan)\s*$"
+_LEAP_YEAR: Final = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_MONTH_AND_DAY: Final = r"((0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+_DATE: Final = rf"(\d{{4}}-{_MONTH_AND_DAY}|{_LEAP_YEAR}-02-29)"
+_TIME: Final = r"([01]\d|2[0-3])(:[0-5]\d){1,2}"
+_UTF_8: Final = (
+    r"^([\x00-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}|\xed[\x80-\x9f][\x80-\xbf]"
+    r"|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|\xf4[\x80-\x8f][\x80-\xbf]{2})*$"
+)
+_DECIMALS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _TOO_LONG: Final = r"^\s*-?[0-9]{16,}\s*$"
 """Digits of which a float would drop some."""
 _WORDS: Final = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _REMEDIES: Final = {",": "say format='csv'", "\t": "say format='tsv'"}
 _SHOWN: Final = 40
+_MOST_DIGITS: Final = 1_000
+"""Of an integer that Python is asked to read: no type has as many."""
 _Types: TypeAlias = dict[str, pa.DataType | None]
 
 
@@ -505,46 +514,70 @@ class RecordRows(RecordParser[bytes]):
 
     def parse(self, records: Records[CsvText]) -> Parsed:
         """Never raises for what a record holds, but says which gave no row."""
-        text, filled = records.data.text, records.data.filled
+        (text, rest, _), ends = records.data, records.ends
+        errors: dict[int, str] = {}
         if self.schema.names:
             with suppress(*self.refused):
-                return Parsed(self._block(text, len(filled)), filled, [])
-        every, counts = split(text, records.ends), num_fields(records, self.dialect)[filled]
-        as_many = counts == len(self.names)
-        errors = dict(zip(filled[~as_many].tolist(), map(self._miscounted, counts[~as_many].tolist())))
-        rest = self._before_errors(filled[as_many], errors)
-        if self.schema.names and errors:
+                block, odd = self._columns(text, len(rest))
+                good = self._without(records, rest, odd, errors)
+                block = block.take(array_of(np.searchsorted(rest, good))) if odd else block
+                return Parsed(block, good, sorted(errors.items()))
+        misfits = self._misfits(text, len(rest))
+        if misfits is None:
+            counts = num_fields(records, self.dialect)[rest]
+            bad = counts != len(self.names)
+            errors = dict(zip(rest[bad].tolist(), map(self._miscounted, counts[bad].tolist())))
+            rest = self._before_errors(rest[~bad], errors)
+            misfits = self._misfits(joined(text, ends, rest), len(rest))
+        if misfits is not None:
+            rest = self._without(records, rest, misfits, errors)
             with suppress(*self.refused):  # where that was all
-                return Parsed(self.block([every[number] for number in rest.tolist()]), rest, sorted(errors.items()))
-        odd = self._misfits([every[number] for number in rest.tolist()])
-        for number, field in zip(rest[[*odd]].tolist(), odd.values()):
-            errors[number] = _unfit(field, self._value(every[number], field), self.dialect.encoding)
-        rest = self._before_errors(np.delete(rest, [*odd]), errors)
+                block, _ = self._columns(joined(text, ends, rest), len(rest), looked_at=True)
+                return Parsed(block, rest, sorted(errors.items()))
+        every = split(text, ends)
         parsed = self.rows({number: every[number] for number in rest.tolist()})  # of which few are bad, by other faults
         return Parsed(parsed.block, parsed.records, sorted((errors | dict(parsed.errors)).items()))
+
+    def _without(
+        self, records: Records[CsvText], numbers: NDArray[np.int64], odd: Mapping[int, pa.Field], errors: dict[int, str]
+    ) -> NDArray[np.int64]:
+        """The numbers of records but those of some rows, which become errors for what their column has."""
+        if not odd:
+            return numbers
+        text, bad = records.data.text, numbers[[*odd]]
+        starts, ends = np.append(0, records.ends)[bad].tolist(), records.ends[bad].tolist()
+        for number, start, end, field in zip(bad.tolist(), starts, ends, odd.values()):
+            errors[number] = _unfit(field, self._value(text[start:end], field), self.dialect.encoding)
+        return self._before_errors(np.delete(numbers, [*odd]), errors)
 
     def _before_errors(self, numbers: NDArray[np.int64], errors: Mapping[int, str]) -> NDArray[np.int64]:
         return numbers[numbers < min(errors)] if self.on_error == "raise" and errors else numbers
 
     def block(self, records: Sequence[bytes]) -> Block:
-        return self._block(b"".join(records), len(records))
+        block, odd = self._columns(b"".join(records), len(records))
+        if odd:
+            raise ValueError("there is a number that Arrow has changed")
+        return block
 
-    def _block(self, data: bytes, rows: int) -> Block:
-        """The rows of so many records.
+    def _columns(self, data: bytes, rows: int, looked_at: bool = False) -> tuple[Block, dict[int, pa.Field]]:
+        """The rows of so many records, and those that have a number that Arrow has changed, with its column.
 
+        Args:
+            looked_at: whether `_misfits` has found all of these before.
         Raises:
-            Exception: one of `refused`, where one is bad.
+            Exception: one of `refused`, where a record is bad.
         """
         if not rows:
-            return conform_rows([], self.schema)
+            return conform_rows([], self.schema), {}
         data = self.dialect.decode(data)
         table = self.read(data)
-        if table.num_rows != rows or self._odd(data) or self._beyond(table, data):
-            raise ValueError("a record is several rows, or has a number that Arrow would change")
+        if table.num_rows != rows or (not looked_at and self._odd(data)):
+            raise ValueError("a record is several rows, or has a number that is written as none")
         if any(not field.nullable and table.column(field.name).null_count for field in self.schema):
             raise ValueError("a column is null that may not be")
         columns = [table.column(field.name).combine_chunks() for field in self.schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else conform_rows([], self.schema)
+        block = pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else conform_rows([], self.schema)
+        return block, {} if looked_at else self._beyond(block, data)
 
     def read(self, data: bytes) -> pa.Table:
         types = {field.name: field.type for field in self.schema} or {self.names[0]: None}  # Arrow takes none for all
@@ -553,35 +586,38 @@ class RecordRows(RecordParser[bytes]):
     def _as(self, kind: pa.DataType, data: bytes, names: list[str]) -> pa.Table:
         return _read(data, self.names, dict.fromkeys(names, kind), self.dialect)
 
-    def _misfits(self, records: list[bytes]) -> dict[int, pa.Field]:
-        """The rows whose value is surely none of its type, and the first column in which it is: those that are no numbers, or no
-        text. Found by columns, as Arrow says of one of them at a time that it is bad."""
-        wanted = [field for field in self.schema if _is_number(field.type) or is_text(field.type)]
-        if not (wanted and records):
-            return {}
-        with suppress(*self.refused):
-            names = [field.name for field in wanted]
-            table = self._as(pa.binary(), self.dialect.decode(b"".join(records)), names)
-            if table.num_rows == len(records):
-                cells = ((field, self._misfit(field.type, table.column(field.name))) for field in reversed(wanted))
-                return {row: field for field, rows in cells for row in rows}
-        return {}
+    def _misfits(self, data: bytes, rows: int) -> dict[int, pa.Field] | None:
+        """The rows whose value is surely none of its type, and the first column in which it is. Found by columns, as Arrow says
+        of one of them at a time that it is bad. None where the records are not one row each."""
+        if self.schema.names and rows:
+            with suppress(*self.refused):
+                data = self.dialect.decode(data)
+                table = self._as(pa.binary(), data, self.schema.names)
+                if table.num_rows == rows:
+                    return _first_fields(
+                        [*self.schema], lambda one: self._misfit(one, table.column(one.name).combine_chunks())
+                    )
+        return None
 
-    def _misfit(self, kind: pa.DataType, values: pa.ChunkedArray) -> list[int]:
+    def _misfit(self, field: pa.Field, values: pa.Array) -> NDArray[np.int64]:
+        """The rows of a column whose value is surely none of its type."""
+        kind = field.type
         if is_text(kind):
             with suppress(pa.ArrowInvalid):
                 values.cast(pa.large_string())
-                return []
-            return [row for row, value in enumerate(values.to_pylist()) if not _is_utf8(value)]
-        good = pc.match_substring_regex(values, _INTEGERS if pa.types.is_integer(kind) else _FLOATS)
-        good = pc.and_not(good, pc.match_substring_regex(values, self._no_number))
-        good = pc.or_(good, pc.is_in(values, pa.array(map(str.encode, NULLS), pa.binary())))
-        long = rf"\d{{{_digits(kind)}}}"
-        if pa.types.is_floating(kind):  # a fraction may have as many digits as it likes
-            long = rf"^[ \t]*-?\d{{{_digits(kind)},}}[ \t]*$|\d{{38}}|[eE]"
-        may_be_lost = pc.match_substring_regex(values, long)
-        lost = [row for row in _rows_of(may_be_lost) if good[row].as_py() and _is_lost(kind, values[row].as_py())]
-        return sorted({*_rows_of(pc.invert(good)), *lost})
+                return np.empty(0, np.int64)
+        if (form := _form(kind, self.inferred)) is None:
+            return np.empty(0, np.int64)
+        doubtful = np.flatnonzero(~_matching(values, _plain_form(kind) or form))
+        values = values.take(array_of(doubtful))
+        good = _matching(values, form)
+        if _is_number(kind):
+            good &= ~_matching(values, self._no_number)
+            good[good] = ~_lost(kind, values.filter(pa.array(good)))
+        if not is_text(kind):
+            null = numpy_of(pc.is_in(values, pa.array(map(str.encode, NULLS), pa.binary())))
+            good = good & ~null | null & field.nullable
+        return doubtful[~good]
 
     @property
     def _no_number(self) -> str:
@@ -594,18 +630,19 @@ class RecordRows(RecordParser[bytes]):
             return False
         return any(_any_match(column, self._no_number) for column in self._as(pa.string(), data, numbers).columns)
 
-    def _beyond(self, table: pa.Table, data: bytes) -> bool:
-        """Whether Arrow made a number infinite, or rounded an integer, as it does without a word."""
-        floats = [field for field in self.schema if pa.types.is_floating(field.type)]
-        odd = [field for field in floats if may_be_rounded(table.column(field.name).combine_chunks())]
+    def _beyond(self, block: Block, data: bytes) -> dict[int, pa.Field]:
+        """The rows where Arrow made a number infinite, or rounded an integer, as it does without a word."""
+        odd = [field for field in self.schema if pa.types.is_floating(field.type) and may_be_rounded(block[field.name])]
         if not odd:
-            return False
+            return {}
         digits = min(_digits(field.type) for field in odd)
-        infinite = any(pc.any(pc.is_inf(table.column(field.name))).as_py() for field in odd)
+        infinite = any(pc.any(pc.is_inf(block[field.name])).as_py() for field in odd)
         if not infinite and not _has_long_integers(data, digits):
-            return False
+            return {}
         texts = self._as(pa.string(), data, [field.name for field in odd])
-        return any(_changed(table.column(field.name), texts.column(field.name)) for field in odd)
+        return _first_fields(
+            odd, lambda one: np.flatnonzero(_changed(block[one.name], texts.column(one.name).combine_chunks()))
+        )
 
     def _miscounted(self, count: int) -> str:
         header = "under a header of" if self.dialect.header is True else "where the columns are"
@@ -629,15 +666,13 @@ class RecordRows(RecordParser[bytes]):
         return "Arrow does not take this record"
 
 
+def _first_fields(fields: Sequence[pa.Field], bad: Callable[[pa.Field], NDArray[np.int64]]) -> dict[int, pa.Field]:
+    """The rows that are bad in a column, each with its first one."""
+    return {row: field for field in reversed(fields) for row in bad(field).tolist()}
+
+
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _is_utf8(value: bytes) -> bool:
-    with suppress(UnicodeDecodeError):
-        value.decode()
-        return True
-    return False
 
 
 def _any_match(texts: pa.ChunkedArray, pattern: str) -> bool:
@@ -667,53 +702,92 @@ def _has_long_integers(data: bytes, digits: int) -> bool:
     return bool(((before != ord(".")) & ~np.isin(after, np.frombuffer(b".eE", dtype=np.uint8))).any())
 
 
-def _changed(numbers: pa.ChunkedArray, texts: pa.ChunkedArray) -> bool:
-    """Whether floats are not what their texts say."""
-    infinite = pc.is_inf(numbers)
-    if (
-        pc.any(infinite).as_py()
-        and not pc.all(pc.match_substring(texts.filter(infinite), "inf", ignore_case=True)).as_py()
-    ):
-        return True
-    long = pc.greater_equal(pc.binary_length(texts), _digits(numbers.type))
-    large = pc.and_(long, pc.greater_equal(pc.abs(numbers), _exact(numbers.type)))
-    numbers, texts = numbers.filter(large), pc.ascii_trim_whitespace(texts.filter(large))
-    whole = pc.utf8_is_digit(pc.ascii_ltrim(texts, "-"))
-    floats, integers = numpy_of(numbers.filter(whole).combine_chunks()), texts.filter(whole)
+def _changed(numbers: pa.Array, texts: pa.Array) -> NDArray[np.bool_]:
+    """Which floats are not what their texts say: those beyond the type, and integers that it rounds."""
+    values = numpy_of(numbers.fill_null(0))
+    changed = np.zeros(len(values), bool)
+    large = np.flatnonzero(np.abs(values) >= _exact(numbers.type))
+    if not len(large):
+        return changed
+    texts, infinite = pc.ascii_trim_whitespace(texts.take(array_of(large))), np.isinf(values[large])
+    changed[large] = infinite & ~numpy_of(pc.match_substring(texts, "inf", ignore_case=True))
+    whole = numpy_of(pc.utf8_is_digit(pc.ascii_ltrim(texts, "+-"))) & ~infinite
+    large, texts = large[whole], texts.take(array_of(np.flatnonzero(whole)))
+    floats = values[large]
     try:
-        meant = numpy_of(integers.cast(pa.int64()).combine_chunks())
+        beyond = floats >= 2.0**63
+        meant = numpy_of(texts.cast(pa.int64()))
+        changed[large] = beyond | (np.where(beyond, 0, floats).astype(np.int64) != meant)
     except pa.ArrowInvalid:  # of more than 64 bits
-        return any(int(text) != int(value) for text, value in zip(integers.to_pylist(), floats))
-    beyond = np.abs(floats) >= 2.0**63
-    return bool((beyond | (np.where(beyond, 0, floats).astype(np.int64) != meant)).any())
+        changed[large] = [int(text) != int(value) for text, value in zip(texts.to_pylist(), floats)]
+    return changed
 
 
-def _is_lost(kind: pa.DataType, text: bytes) -> bool:
-    """Whether a number is beyond its type, or an integer that the type would round."""
+def _lost(kind: pa.DataType, values: pa.Array) -> NDArray[np.bool_]:
+    """Which numbers are beyond their type, or integers that it rounds."""
+    texts = pc.ascii_trim_whitespace(values.view(pa.string()))
+    if pa.types.is_floating(kind):
+        return _changed(texts.cast(kind), texts)
+    with suppress(pa.ArrowInvalid):
+        texts.cast(kind)
+        return np.zeros(len(texts), bool)
+    bounds = np.iinfo(dtype_of(kind))
+    short = numpy_of(pc.less_equal(pc.utf8_length(texts), _MOST_DIGITS))
+    return ~np.array(
+        [fits and bounds.min <= int(text) <= bounds.max for fits, text in zip(short, texts.to_pylist())], bool
+    )
+
+
+def _matching(values: pa.Array, pattern: str) -> NDArray[np.bool_]:
+    return numpy_of(pc.match_substring_regex(values, pattern))
+
+
+def _form(kind: pa.DataType, words_only: bool) -> str | None:
+    """What all texts look like that Arrow takes for a type; None where that is not known. The few of this form that it refuses
+    all the same are found one by one."""
+    test: Any = pa.types
+    if is_text(kind):
+        return _UTF_8
+    if test.is_integer(kind):
+        return rf"^\s*{'-?' * test.is_signed_integer(kind)}\d+\s*$"
+    if test.is_floating(kind):
+        return _FLOATS
+    if test.is_boolean(kind):
+        return f"^({'|'.join((*_TRUE, *_FALSE, *['0', '1'] * (not words_only)))})$"
+    if test.is_date(kind):
+        return rf"^\s*{_DATE}\s*$"
+    if test.is_time(kind):
+        return rf"^\s*{_TIME}(\.\d{{0,{_DECIMALS[kind.unit]}}})?\s*$"
+    if test.is_timestamp(kind):
+        zone = r"(Z|[+-]\d\d(:?\d\d)?)" if kind.tz else ""
+        return rf"^{_DATE}([ T](\d\d|{_TIME}(\.\d{{0,{_DECIMALS[kind.unit]}}})?))?{zone}$"
+    if test.is_decimal(kind):
+        fraction = rf"(\.\d{{0,{max(0, kind.scale)}}}0*)?"
+        return rf"^\s*[+-]?(0*\d{{0,{kind.precision}}}{fraction}|[\d.]+[eE][+-]?\d+)\s*$"
+    return None
+
+
+def _plain_form(kind: pa.DataType) -> str | None:
+    """What most numbers look like, and only such as Arrow reads as they are; None for other types."""
+    if not _is_number(kind):
+        return None
+    whole = rf"(0|[1-9]\d{{0,{_digits(kind) - 2}}})"
     if pa.types.is_integer(kind):
-        bounds = np.iinfo(kind.to_pandas_dtype())
-        return not bounds.min <= int(text) <= bounds.max if text.strip().lstrip(b"-").isdigit() else False
-    with np.errstate(over="ignore"):
-        value = float(kind.to_pandas_dtype()(float(text)))
-    if np.isinf(value):
-        return b"inf" not in text.lower()
-    return text.strip().lstrip(b"-").isdigit() and int(text) != value
+        return rf"^{'-?' * pa.types.is_signed_integer(kind)}{whole}$"
+    exponent = r"(e[+-]?\d\d?)?" if kind == pa.float64() else ""
+    return rf"^-?{whole}(\.\d+)?{exponent}$"
 
 
 def _digits(kind: pa.DataType) -> int:
     """The digits of the smallest integer that a type may not have."""
     if pa.types.is_integer(kind):
-        return len(str(np.iinfo(kind.to_pandas_dtype()).max))
+        return len(str(np.iinfo(dtype_of(kind)).max))
     return len(str(_exact(kind)))
-
-
-def _rows_of(mask: pa.ChunkedArray) -> list[int]:
-    return list(map(int, np.flatnonzero(mask.to_numpy())))
 
 
 def _exact(kind: pa.DataType) -> int:
     """Up to there, floats have all integers."""
-    return int(2 ** (np.finfo(kind.to_pandas_dtype()).nmant + 1))
+    return int(2 ** (np.finfo(dtype_of(kind)).nmant + 1))
 
 
 _ENCODED: Final = "; say how the file is written, as csv_options={'encoding': 'latin-1'}"

@@ -20,7 +20,7 @@ from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, not_in_state, share
 from brimful.core.threads import Workers
 from brimful.plan import random
-from brimful.plan.errors import DataError, StateError, check_bool, check_count, counted, logger, one_of
+from brimful.plan.errors import DataError, StateError, check_bool, check_count, counted, logger, of_setting, one_of
 from brimful.plan.once import once
 from brimful.sources.columnar import ColumnarFormat, LacksError, widened
 from brimful.sources.compressed import endings
@@ -77,8 +77,11 @@ class FromFiles(Stage[Block]):
         check_bool("shuffle_shards", self.shuffle_shards)
         one_of("on_error", self.on_error, *get_args(OnError))
         if isinstance(self.format, str) and self.format not in ("auto", *FORMATS):
-            raise ValueError(
-                f"format must be one of {', '.join(('auto', *FORMATS))}, or a function of the open file (got {self.format!r})"
+            raise of_setting(
+                "format",
+                ValueError(
+                    f"format must be one of {', '.join(('auto', *FORMATS))}, or a function of the open file (got {self.format!r})"
+                ),
             )
         for name in self.columns or ():
             if self.schema is not None and name not in self.schema.names:
@@ -233,11 +236,13 @@ class FromFiles(Stage[Block]):
     def _format(self, shard: Shard) -> Format:
         form = self._named(shard.url)
         if form is None:
-            raise ValueError(
-                f"the name of {shard.url} does not show its format. Give format= "
-                f"({', '.join(FORMATS)}, or a function of the open file)"
+            raise of_setting(
+                "format",
+                ValueError(
+                    f"the name of {shard.url} does not show its format. Give format= "
+                    f"({', '.join(FORMATS)}, or a function of the open file)"
+                ),
             )
-        self._check(form, shard.url)
         return form
 
     def _check(self, form: Format, url: str) -> None:
@@ -254,7 +259,10 @@ class FromFiles(Stage[Block]):
     @once
     def _schema(self) -> pa.Schema:
         """The columns of all shards. One of no known format is refused before any is opened."""
-        formats = [(shard, self._format(shard)) for shard in self.urls.listed]
+        formats: list[tuple[Shard, Format]] = []
+        for shard in self.urls.listed:
+            formats.append((shard, self._format(shard)))
+            self._check(formats[-1][1], shard.url)
         schema = self.schema if self.schema is not None else self._inferred(formats)
         schema = schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
         for shard, form in formats:

@@ -115,6 +115,18 @@ class Parsed:
     errors: list[tuple[int, str]]
 
 
+def in_order(*parts: Parsed) -> Parsed:
+    """The rows of records that were parsed apart, in the order of these."""
+    records = np.concatenate([part.records for part in parts])
+    errors = sorted(error for part in parts for error in part.errors)
+    filled = [part for part in parts if len(part.records)] or [*parts[:1]]
+    block = concat([part.block for part in filled])
+    if len(filled) > 1:
+        order = np.argsort(records)
+        block, records = block.take(array_of(order)), records[order]
+    return Parsed(block, records, errors)
+
+
 Piece: TypeAlias = tuple[Parsed, NDArray[np.int64]]
 """Some records, and the position after each of them, int64 (n, k)."""
 
@@ -362,12 +374,9 @@ class RecordParser(ABC, Generic[T]):
         blocks, found = parse_by_halves(numbers, parse, self.refused, self.on_error)
         if found and self.on_error == "raise":  # nothing after it was parsed
             numbers = [number for number in numbers if number < min(found)]
-        for number in (number for number in unknown if number in doubtful and number not in errors):
-            try:
-                blocks.append(parse([number]))
-                numbers.append(number)
-            except self.refused as error:
-                found[number] = error
+        alone = [number for number in unknown if number in doubtful and number not in errors]
+        more, refused = parse_by_halves(alone, parse, self.refused)
+        blocks, numbers, found = blocks + more, numbers + alone, found | refused
         errors |= {number: self.reason(records[number], error) for number, error in found.items()}
         end = min(errors) if errors and self.on_error == "raise" else len(records) and max(records) + 1
         held = np.array([number for number in numbers if number not in found], dtype=np.int64)

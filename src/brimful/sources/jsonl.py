@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import Any, ClassVar, Final, final
 
 import msgspec
@@ -20,11 +21,11 @@ from numpy.typing import NDArray
 from brimful.core.counters import OnError
 from brimful.plan.errors import DataError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Errors, Format, Parsed, ReadRequest, RecordParser, ShardReader, good_rows
-from brimful.sources.forward import ForwardReader, Records, lines_of, split
+from brimful.sources.format import Errors, Format, Parsed, ReadRequest, RecordParser, ShardReader, good_rows, in_order
+from brimful.sources.forward import ForwardReader, Records, joined, lines_of, split
 from brimful.tables.blocks import Block, Sample
 from brimful.tables.objects import JSON, has_objects, is_json
-from brimful.tables.ragged import any_part, is_list
+from brimful.tables.ragged import any_part, array_of, is_list
 from brimful.tables.schema import SAMPLE_ROWS, conform_rows, has_floats, infer, misfit, rows_rounded, unknown_key
 
 _SPACE: Final = b" \t\r\n"
@@ -33,6 +34,7 @@ _LONG: Final = re.compile(rb"(?<![\d.])\d{8,}(?![\d.eE])")
 _NULL: Final = b"null"
 _TEXTS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 """Decodes lines to the texts of their values."""
+_UNREAD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _DIGITS: Final = 4_300
 _HUGE: Final = re.compile(rb"\d{%d}" % _DIGITS)
 """Python reads no longer integers."""
@@ -81,6 +83,10 @@ def _rows(file: Bytes) -> Iterator[Sample | None]:
                         yield None
 
 
+class _RoundedError(ValueError):
+    """An integer would be rounded to a float; why, in words."""
+
+
 @dataclass(frozen=True)
 class JsonLines(RecordParser[bytes]):
     """Parses lines to one schema; `closed`: a key that is not in it is an error, else it is left out.
@@ -102,40 +108,74 @@ class JsonLines(RecordParser[bytes]):
             raise ValueError(f"schema= has a type that JSON lines cannot give: {error}") from error
 
     def parse(self, lines: Records[bytes]) -> Parsed:
-        filled = _objects(lines)
-        if filled is not None and not self._may_lose_keys:
+        filled, whole = _objects(lines)
+        if not self._may_lose_keys:
             with suppress(*self.refused):
-                block = self._block(lines.data, len(filled))
-                ends = lines.ends
-                if not self._rounded(block, lambda row: lines.data[ends[row - 1] if row else 0 : ends[row]], filled):
-                    return Parsed(block, filled, [])
+                if whole.all():
+                    return self._parsed(lines, filled)
+            with suppress(*self.refused):
+                odd = self._refused(lines, filled, whole)
+                sure = self._parsed(lines, np.setdiff1d(filled, [*odd], assume_unique=True))
+                return in_order(sure, self.rows(odd))
         every = enumerate(split(lines.data, lines.ends))
-        texts = {number: text for number, line in every if (text := line.strip(_SPACE))}
-        return self.rows(texts)
+        return self.rows({number: text for number, line in every if (text := line.strip(_SPACE))})
+
+    def _refused(self, lines: Records[bytes], filled: NDArray[np.int64], whole: NDArray[np.bool_]) -> dict[int, bytes]:
+        """The lines that are no objects, or of which msgspec says that they do not fit the schema."""
+        found: dict[int, bytes] = {}
+        every, decode = split(lines.data, lines.ends), self._checked.decode
+        for number, good in zip(filled.tolist(), whole.tolist()):
+            try:
+                if good:
+                    decode(every[number])
+                    continue
+            except _UNREAD:
+                pass
+            if text := every[number].strip(_SPACE):
+                found[number] = text
+        return found
+
+    def _parsed(self, lines: Records[bytes], numbers: NDArray[np.int64]) -> Parsed:
+        """The rows of some lines, each between { and }, without those whose integers would be rounded."""
+        starts = np.append(0, lines.ends)
+
+        def texts(rows: NDArray[np.int64]) -> list[bytes]:
+            some = numbers[rows]
+            bounds = zip(starts[some].tolist(), lines.ends[some].tolist())
+            return [lines.data[start:end] for start, end in bounds]
+
+        block = self._block(joined(lines.data, lines.ends, numbers), len(numbers))
+        if not (rounded := self._rounded(block, texts)):
+            return Parsed(block, numbers, [])
+        good = np.delete(np.arange(len(numbers)), [*rounded])
+        errors = [*zip(numbers[[*rounded]].tolist(), rounded.values())]
+        return Parsed(block.take(array_of(good)), numbers[good], errors)
 
     def block(self, records: Sequence[bytes]) -> Block:
         if not all(text.startswith(b"{") and text.endswith(b"}") for text in records):
             raise ValueError("a line is no object")
         try:
             block = self._block(b"\n".join(records), len(records))
-            if self._rounded(block, records.__getitem__, np.arange(len(records))):
-                raise ValueError("an integer was rounded")
-            return block
         except self.refused:
-            if len(records) > 1 or (self.closed and not self._objects):
+            others = len(records) > 1 and not (self._objects and all(map(_is_unread, records)))
+            if others or (self.closed and not self._objects):
                 raise
-        row = decode(records[0])
-        if self.closed and not row.keys() <= {*self.schema.names}:
+        else:
+            for why in self._rounded(block, lambda rows: [records[row] for row in rows.tolist()]).values():
+                raise _RoundedError(why)
+            return block
+        rows = [*map(decode, records)]
+        if self.closed and not all(map(frozenset(self.schema.names).issuperset, rows)):
             raise ValueError("a key is not in the schema")
-        typed = conform_rows([row], self._typed, extra="drop")
-        return self._joined(typed, [[_dumped(row.get(name))] for name in self._objects])
+        typed = conform_rows(rows, self._typed, extra="drop")
+        return self._joined(typed, [[_dumped(row.get(name)) for row in rows] for name in self._objects])
 
     def doubtful(self, records: Mapping[int, bytes]) -> Mapping[int, str | None]:
         found: dict[int, str | None] = {}
         for number, record in records.items():
             try:
                 self._checked.decode(record)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            except _UNREAD:
                 found[number] = self._seen(record) if self._is_simple else None
                 if found[number] is not None and self.on_error == "raise":
                     break
@@ -191,6 +231,8 @@ class JsonLines(RecordParser[bytes]):
         return table.combine_chunks().to_batches()[0]
 
     def reason(self, record: bytes, error: Exception | None = None) -> str:
+        if isinstance(error, _RoundedError):
+            return str(error)
         if (seen := self._seen(record)) is not None:
             return seen
         try:
@@ -233,16 +275,22 @@ class JsonLines(RecordParser[bytes]):
             return error.told() if error else None
         return None
 
-    def _rounded(self, block: Block, line: Callable[[int], bytes], lines: NDArray[np.int64]) -> bool:
-        """Whether a row has an integer that was rounded to a float. `lines`: the numbers of the lines of all rows."""
+    def _rounded(self, block: Block, lines: Callable[[NDArray[np.int64]], list[bytes]]) -> dict[int, str]:
+        """The rows that have an integer that was rounded to a float, and why that is bad. `lines`: those of some rows."""
         rows = rows_rounded(block.select(self._floats.names))
-        some = [*map(line, lines[rows].tolist())]
+        if not len(rows):
+            return {}
+        some = lines(rows)
         with suppress(msgspec.MsgspecError, RecursionError):
             found = self._float_texts.decode_lines(b"\n".join(some))
-            texts = b",".join(text for one in map(msgspec.structs.astuple, found) for text in one if text is not None)
-            if len(found) == len(some) and not _LONG.search(texts):
-                return False
-        return any(misfit(decode(one), self._floats, "drop") for one in some)
+            texts = [*map(msgspec.structs.astuple, found)]
+            if len(found) == len(some):
+                if not _LONG.search(b",".join(text for one in texts for text in one if text is not None)):
+                    return {}
+                may_be = [any(map(_LONG.search, filter(None, one))) for one in texts]  # for other faults Arrow is asked
+                rows, some = rows[may_be], [*compress(some, may_be)]
+        misfits = (misfit(decode(one), self._floats, "drop") for one in some)
+        return {row: error.told() for row, error in zip(rows.tolist(), misfits) if error}
 
     @cached_property
     def _float_texts(self) -> msgspec.json.Decoder[Any]:
@@ -310,16 +358,23 @@ def _dumped(value: Any) -> bytes | None:
     return None if value is None else json.dumps(value).encode()
 
 
-def _objects(lines: Records[bytes]) -> NDArray[np.int64] | None:
-    """The numbers of the lines that are not blank; None where one of them does not begin with { and end with }."""
+def _objects(lines: Records[bytes]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The numbers of the lines that are not blank, and which of these begin with { and end with }."""
     data = np.frombuffer(lines.data, dtype=np.uint8)
     first = np.concatenate((np.zeros(1, np.int64), lines.ends[:-1]))
     last = lines.ends - 1
     last -= data[last] == ord("\n")
     last -= (last >= first) & (data[last] == ord("\r"))
     filled = np.flatnonzero(last >= first)
-    whole = (data[first[filled]] == ord("{")) & (data[last[filled]] == ord("}"))
-    return filled if whole.all() else None
+    return filled, (data[first[filled]] == ord("{")) & (data[last[filled]] == ord("}"))
+
+
+def _is_unread(line: bytes) -> bool:
+    """Whether msgspec reads a line by no types."""
+    with suppress(*_UNREAD):
+        _TEXTS.decode(line)
+        return False
+    return True
 
 
 def decode(line: bytes) -> Sample:

@@ -26,6 +26,13 @@ SHIFTED: Final = "shift_labels"
 MASK: Final = "attention_mask"
 TOKEN_COLUMNS: Final = (MASK, "token_type_ids", "position_ids", "special_tokens_mask", LABELS, SHIFTED)
 """Those of these that there are go with the tokens, where the user names none."""
+TOKENS: Final = "input_ids"
+"""What is planned over, unless a user says something else."""
+COMPLETION: Final = "completion_mask"
+SIDE_COLUMNS: Final = (*TOKEN_COLUMNS, COMPLETION, "assistant_mask", "assistant_masks")
+"""Those that go with the tokens of a side, whose prefix they have: `chosen_labels` with `chosen_input_ids`."""
+PROMPT: Final = "prompt_"
+"""The prefix of a prompt that all sides share."""
 NOT_TRAINED_ON: Final = -100
 """The label of a token that is not predicted."""
 COLUMN_KINDS: Final = "column_kinds"
@@ -78,6 +85,15 @@ def loss_labels(names: Collection[str]) -> str | None:
     ('shift_labels', 'labels', None)
     """
     return SHIFTED if SHIFTED in names else LABELS if LABELS in names else None  # torch 2.6 compiles no next(..., None)
+
+
+def prefix_of(name: str) -> str:
+    """The prefix of a column of tokens; "" where it has none.
+
+    >>> [prefix_of(name) for name in ("chosen_input_ids", "input_ids", "source")]
+    ['chosen_', '', '']
+    """
+    return name.removesuffix(TOKENS) if name.endswith(f"_{TOKENS}") else ""
 
 
 def is_ragged(kind: pa.DataType) -> bool:
@@ -299,8 +315,8 @@ def unmasked(block: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     return block
 
 
-def truncated(block: pa.RecordBatch, columns: Sequence[str], most: int, side: TruncateSide) -> pa.RecordBatch:
-    """A block with at most `most` values in each row of those of `columns` that it has, cut alike.
+def truncated(block: pa.RecordBatch, columns: Sequence[Sequence[str]], most: int, side: TruncateSide) -> pa.RecordBatch:
+    """A block with at most `most` values in each row of those of `columns` that it has, those of a group cut alike.
 
     A label that would be predicted over what is left out is -100: of `labels` the first one after it, of `shift_labels` the last
     one before it.
@@ -312,11 +328,12 @@ def truncated(block: pa.RecordBatch, columns: Sequence[str], most: int, side: Tr
     Price: about 10 ns a token.
 
     >>> block = pa.RecordBatch.from_pydict({"input_ids": [[1, 2, 3, 4, 5]], "labels": [[1, 2, 3, 4, 5]]})
-    >>> [truncated(block, ["input_ids", "labels"], 3, side).column(1).to_pylist() for side in ("left", "middle")]
+    >>> [truncated(block, [["input_ids", "labels"]], 3, side).column(1).to_pylist() for side in ("left", "middle")]
     [[[-100, 4, 5]], [[1, 2, -100]]]
     """
-    names = [name for name in columns if name in block.schema.names and is_ragged(block.schema.field(name).type)]
-    for name, column in zip(names, equally_long(block, names)):
+    lists = {field.name for field in block.schema if is_ragged(field.type)}
+    groups = [[name for name in group if name in lists] for group in columns]
+    for name, column in [pair for names in groups if names for pair in zip(names, equally_long(block, names))]:
         begins, sizes = column.spans(np.arange(block.num_rows))
         kept = np.minimum(sizes, most)
         head = {"right": kept, "left": np.zeros_like(kept), "middle": kept - kept // 2}[side]
@@ -325,14 +342,68 @@ def truncated(block: pa.RecordBatch, columns: Sequence[str], most: int, side: Tr
         offsets, cut = offsets_of(kept), kept < sizes
         seams = (
             (offsets[:-1] + head)[cut & (kept > head)]
-            if name == LABELS
+            if name != SHIFTED
             else (offsets[:-1] + head - 1)[cut & (head > 0)]
         )
-        if name in (LABELS, SHIFTED) and len(seams) and values.dtype.kind in "iu":
+        if is_labels(name) and len(seams) and values.dtype.kind in "iu":
             values = values.astype(holding(values.dtype, NOT_TRAINED_ON), copy=False)
             values[seams] = NOT_TRAINED_ON
         block = with_column(block, name, list_array(values, offsets))
     return block
+
+
+def prompted(block: pa.RecordBatch, sides: Sequence[str]) -> pa.RecordBatch:
+    """A block whose prompt, the columns that begin with `prompt_`, is put before each side, and left out. Sides without labels
+    get some: their own tokens, and -100 for those of the prompt.
+
+    Args:
+        sides: their prefixes.
+    Raises:
+        DataError: nothing says what one of a side's columns is for the tokens of the prompt.
+    Price: nothing where there is no prompt; else about 10 ns a token of each side.
+
+    >>> block = pa.RecordBatch.from_pydict({"prompt_input_ids": [[1, 2]], "chosen_input_ids": [[3]]})
+    >>> prompted(block, ["chosen_"]).to_pylist()
+    [{'chosen_input_ids': [1, 2, 3], 'chosen_labels': [-100, -100, 3]}]
+    """
+    names = block.schema.names
+    if not sides or PROMPT + TOKENS not in names:
+        return block
+    prompt, own = ragged(block, PROMPT + TOKENS), {PROMPT + kind for kind in (TOKENS, *SIDE_COLUMNS)} & {*names}
+    for side in sides:
+        tokens = ragged(block, side + TOKENS)
+        for kind in (TOKENS, *SIDE_COLUMNS):
+            name = side + kind
+            if name not in names and kind != LABELS:
+                continue
+            if PROMPT + kind in own:
+                _, before = equally_long(block, [PROMPT + TOKENS, PROMPT + kind])
+            elif kind in _OF_PROMPTS:
+                filled = np.full(int(prompt.lengths.sum()), _OF_PROMPTS[kind], np.int32)
+                before = Ragged(filled, offsets_of(prompt.lengths))
+            else:
+                raise DataError(
+                    f"there is a column {name!r}, and no {PROMPT + kind!r} with its values for the prompt ({where(block, 0)}). "
+                    f"Add that column, or drop {name!r}"
+                )
+            after = equally_long(block, [side + TOKENS, name])[1] if name in names else tokens
+            block = with_column(block, name, _end_to_end(before, after))
+    return block.drop_columns(sorted(own))
+
+
+_OF_PROMPTS: Final = {MASK: 1, LABELS: NOT_TRAINED_ON, **dict.fromkeys(SIDE_COLUMNS[-3:], 0)}
+"""What columns of a side hold for the tokens of a prompt that says nothing else."""
+
+
+def _end_to_end(first: Ragged, second: Ragged) -> pa.Array:
+    """The lists of two columns, row by row one after the other."""
+    (before, at), (after, then) = (
+        (one.values[one.offsets[0] : one.offsets[-1]], one.offsets[:-1] - one.offsets[0]) for one in (first, second)
+    )
+    starts, counts = np.stack((at, then + len(before)), axis=1), np.stack((first.lengths, second.lengths), axis=1)
+    return list_array(
+        gather(np.concatenate((before, after)), starts.ravel(), counts.ravel()).values, offsets_of(counts.sum(axis=1))
+    )
 
 
 def num_hidden(block: pa.RecordBatch, rows: NDArray[np.int64]) -> NDArray[np.int64]:

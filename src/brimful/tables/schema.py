@@ -253,10 +253,25 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
         return _alike(one.key_type, other.key_type) and _alike(one.item_type, other.item_type)
     if pa.types.is_timestamp(one) and pa.types.is_timestamp(other):
         return bool(one.tz == other.tz)
-    number, text = (pa.types.is_integer, pa.types.is_floating), (pa.types.is_string, pa.types.is_large_string)
-    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-    families = (number, text, binary, (pa.types.is_decimal,), (pa.types.is_duration,), (pa.types.is_time,))
-    return any(any(test(one) for test in tests) and any(test(other) for test in tests) for tests in families)
+    return one.id in _FAMILIES and _FAMILIES[one.id] == _FAMILIES.get(other.id)
+
+
+_INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_FAMILIES: Final = {
+    kind.id: number
+    for number, kinds in enumerate(
+        (
+            (*_INTEGERS, pa.float16(), pa.float32(), pa.float64()),
+            (pa.string(), pa.large_string()),
+            (pa.binary(), pa.large_binary(), pa.binary(1)),
+            (pa.decimal32(1), pa.decimal64(1), pa.decimal128(1), pa.decimal256(1)),
+            (pa.duration("s"),),
+            (pa.time32("s"), pa.time64("us")),
+        )
+    )
+    for kind in kinds
+}
+"""The numbers of the kinds of values: a cast changes no value's kind."""
 
 
 def type_name(kind: pa.DataType) -> str:
@@ -724,6 +739,8 @@ def unknown_key(name: str, value: Any, kind: pa.DataType) -> MisfitError | None:
 
 def _unfit(value: Any, field: pa.Field) -> MisfitError | None:
     kind, wanted = field.type, type_name(field.type)
+    if type(value) is _HELD_AS.get(kind.id) and not (_is_long(value) or _is_half(value)):
+        return None
     with suppress(*UNFIT):
         as_column([value], kind)
         return None if field.nullable or value is not None else MisfitError(field.name, "null", f"{wanted} not null")
@@ -741,15 +758,16 @@ def _cause(value: Any, kind: pa.DataType) -> tuple[str, str, str]:
         return "an integer", f"{value:,} is beyond 64 bits", "'json'"
     if type(value) is int and value >= 2**63 and pa.types.is_integer(kind):
         return "an integer", f"{value:,} is beyond {kind}", wider_asked(pa.uint64(), kind)
-    if type(value) is str and re.search(_HALF_PAIR, value):
+    if _is_half(value):
         why = "it was cut within a character; on_error='skip' leaves such rows out"
         return "text with half a surrogate pair", why, "'json'"
     found = _type_of(value, kind)
     odd = ""
-    try:
-        json_of([value])
-    except (pa.ArrowInvalid, NestedError) as error:
-        odd = str(error)
+    if isinstance(value, dict | list):
+        try:
+            json_of([value])
+        except (pa.ArrowInvalid, NestedError) as error:
+            odd = str(error)
     if has_objects([value]) and not any_part(kind, pa.types.is_struct):
         return "an object", odd, "" if odd else "'json'"
     if isinstance(value, list) and found.endswith(_UNHELD) and not odd:
@@ -766,6 +784,17 @@ def _cause(value: Any, kind: pa.DataType) -> tuple[str, str, str]:
     return found, "", ""
 
 
+def _is_half(value: Any) -> bool:
+    return type(value) is str and not value.isascii() and bool(re.search(_HALF_PAIR, value))
+
+
+def _is_long(value: Any) -> bool:
+    return type(value) is int and value.bit_length() > 63
+
+
+_HELD_AS: Final = {pa.int64().id: int, pa.float64().id: float, pa.bool_().id: bool, pa.string().id: str}
+"""The types that have all values of a type of Python, but for integers of more than 64 bits and half a surrogate pair."""
+_OWN: Final = {int: "int64", float: "double", bool: "bool", str: "string"}
 _HALF_PAIR: Final = r"[\ud800-\udfff]"
 _UNHELD: Final = "that no column can hold"
 _AS_WRITTEN: Final = {
@@ -823,6 +852,8 @@ def _rounds(own: pa.DataType, kind: pa.DataType) -> bool:
 
 def _type_of(value: Any, kind: pa.DataType = JSON) -> str:
     """The type of a value in words, beside one that it does not fit."""
+    if type(value) in _OWN and not (_is_long(value) or _is_half(value)):
+        return _OWN[type(value)]
     try:
         return type_name((_as_structs([value]) if any_part(kind, pa.types.is_struct) else as_column([value])).type)
     except UNFIT:

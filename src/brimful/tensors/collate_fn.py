@@ -18,7 +18,7 @@ from brimful.batching.facts import batch_facts
 from brimful.batching.labels import LossLabels, read
 from brimful.batching.window import IntArray
 from brimful.core.ahead import Deferred
-from brimful.core.own_keys import NUM_ITEMS
+from brimful.core.own_keys import NUM_ITEMS, WEIGHTS
 from brimful.core.run import Run
 from brimful.core.stage import not_in_state
 from brimful.plan import Policy
@@ -29,7 +29,7 @@ from brimful.plan.random import generators_of, seeded
 from brimful.rows.parallel import SERIAL, Parallel
 from brimful.tables.blocks import Block, samples
 from brimful.tables.origins import where
-from brimful.tables.ragged import loss_labels
+from brimful.tables.ragged import NOT_TRAINED_ON, loss_labels
 from brimful.tables.texts import why_missing
 
 
@@ -112,6 +112,9 @@ class CollatedBy(Collated):
             return batch if batch.weight is None else replace(batch, weight=0.0)
         return batch.of(np.delete(np.arange(len(batch)), places), batch.padded_size)
 
+    def rows(self, batch: Batch) -> int:
+        return len(batch)
+
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """Those of the samples; where these have none, the function alone knows how many it makes."""
         return known.given if loss_labels([column.name for column in columns.all]) else None
@@ -122,13 +125,11 @@ class CollatedBy(Collated):
         return made is not None and _are_several(*made)
 
     def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:
-        from brimful.tensors.loss import num_labels, rows_that_count
-
         known, found = read(batch, columns.rules.labels_follow), _labels_made(columns, item)
         if known is None or found is None or _are_several(*found):
             return
         (name, _, _), labels = found
-        if known.given != (made := int(num_labels(labels, rows_that_count(item)))):
+        if known.given != (made := _num_labels(labels, item)):
             raise DataError(
                 f"collate_fn made {made:,} labels that are trained on, and the samples of this batch have {known.given:,}, which "
                 f"{number} counts: a loss divided by it would be wrong. Leave the samples' labels out, by drop({name!r}), or "
@@ -167,15 +168,33 @@ class CollatedBy(Collated):
 
 
 def _labels_made(columns: WindowColumns, item: Any) -> tuple[LossLabels, Any] | None:
-    """The samples' labels, and the tensor that a user's function has made of them; None where it made none, or counted them."""
+    """The samples' labels, and the tensor or array that a user's function has made of them; None where it made none, or counted
+    them."""
     if columns.labels is None or not isinstance(item, Mapping) or item.keys() & {*NUM_ITEMS}:
         return None
     labels: Any = item.get(columns.labels.name)
-    return (columns.labels, labels) if hasattr(labels, "numel") else None
+    return (columns.labels, labels) if isinstance(labels, np.ndarray) or hasattr(labels, "numel") else None
 
 
 def _are_several(known: LossLabels, labels: Any) -> bool:
-    """Whether a tensor has several integers for a label that counts as one a sample."""
+    """Whether there are several integers for a label that counts as one a sample."""
+    return known.by != "token" and labels.ndim > 1 and _are_classes(labels)
+
+
+def _are_classes(labels: Any) -> bool:
+    if isinstance(labels, np.ndarray):
+        return labels.dtype.kind in "iu"
     from brimful.tensors.loss import are_classes
 
-    return known.by != "token" and labels.dim() > 1 and are_classes(labels)
+    return are_classes(labels)
+
+
+def _num_labels(labels: Any, item: Mapping[Any, Any]) -> int:
+    """How many labels of a batch are trained on: of integers those other than -100, of any others one a row that counts."""
+    if not isinstance(labels, np.ndarray):
+        from brimful.tensors.loss import num_labels, rows_that_count
+
+        return int(num_labels(labels, rows_that_count(item)))
+    asked = labels != NOT_TRAINED_ON if _are_classes(labels) else np.ones(len(labels), np.bool_)
+    weights = item.get(WEIGHTS)
+    return int(np.count_nonzero(asked if weights is None else asked[np.asarray(weights) > 0]))

@@ -19,7 +19,7 @@ from brimful.grouping.padded_groups import PaddedGroups
 from brimful.plan import optimal_partition
 from brimful.plan.buckets import Rounding
 from brimful.plan.errors import DataError
-from brimful.tensors.in_torch import with_tensors
+from brimful.tensors.in_torch import in_torch
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Grouped(Layout):
             part = Padded().item(chosen, columns)
             if batch.weight == 0:
                 columns.unlabel(part, slice(None))
-            parts.append(with_tensors(part, columns.rules))
+            in_torch(part, columns.rules, part)
+            parts.append(part)
         ragged, lengths = _ragged(columns, numbers, sizes)
         out: dict[str, Any] = {}
         found, extents = {}, {}
@@ -141,6 +142,6 @@ def _ragged(
         if isinstance(column, ListColumn):
             names[column.name] = column.name if column.follows is None else columns.given[column.follows]
             lengths.setdefault(names[column.name], column.counts[numbers])
-    if columns.given and all(column.name != "attention_mask" for column in columns.all):
-        names["attention_mask"] = columns.given[0]
+    for name, place in columns.masks.items():
+        names.setdefault(name, columns.given[place])
     return names, lengths

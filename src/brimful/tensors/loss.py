@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 
-from brimful.core.own_keys import WEIGHTS
+from brimful.core.own_keys import LOSS_WEIGHTS, NUM_ITEMS, NUM_SAMPLES, SUM_OF_WEIGHTS, WEIGHTS
 from brimful.tables.ragged import NOT_TRAINED_ON, loss_labels
 
 
@@ -79,35 +79,224 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
             "loss_sum must be a sum, and this tensor is a mean, which token_mean would divide once more. Compute it by "
             "cross_entropy(..., reduction='sum'), or by .sum() in place of .mean()"
         )
-    ranks, world_size = _group(process_group)
     rows = rows_that_count(batch)
-    tokens = batch.get("num_items_in_batch")
-    if tokens is not None:
+
+    def own() -> torch.Tensor:
+        name = loss_labels(batch)
+        if name is None:
+            raise ValueError(
+                f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch) or 'none'})"
+            )
+        return num_labels(batch[name], rows)
+
+    world_size, count = _counted(batch, NUM_ITEMS, own, loss_sum, process_group)
+    return nothing(loss_sum) if rows is False else _weighed_sum(loss_sum, row_weights(batch)) * world_size / count
+
+
+def sample_mean(token_losses: torch.Tensor, batch: Mapping[str, Any], *, process_group: Any = None) -> torch.Tensor:
+    """The mean over samples of each sample's mean loss, so that a long sample counts no more than a short one. The gradient
+    averaged over ranks is that of the mean over all samples of the optimizer step.
+
+    The result is W / N x the sum of the samples' mean losses. W is the number of ranks, whose gradients DDP and FSDP average.
+    N is the number of samples that have a label, on all ranks. With `sample_weight_column="w"`, each sample's mean is
+    multiplied by its weight, and N is the sum of these weights. Weights are numbers of at least 0.
+
+    Labels are integers, one a token, and count if they are not -100. Brimful does not shift them, and neither does this
+    function: the loss at place i is that of label i. A causal model predicts label i + 1 at place i, so put a column of zeros
+    before its losses:
+
+        losses = cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")  # -100 is ignored
+        bf.sample_mean(torch.nn.functional.pad(losses, (1, 0)), batch).backward()
+
+    The first label of a row then has no loss. It counts if it is not -100, so call `causal_labels()`, which sets it. Packed
+    batches have it already.
+
+    A sample without a label counts for nothing, with `unlabelled="keep"` as with "drop". Neither do copies up to a static shape.
+    In a filler (`weight` 0) the result and its gradient are 0, whatever the losses are. If no sample of the step has a label
+    or a weight above 0, the result is 0.
+
+    With `pack(overlong="split")` a sample may lie in several pieces, in several batches. A piece has a share of its sample's
+    weight: the share of the sample's labels that it has. So a long document counts once, and not once a piece. Batches then have
+    `sample_loss_weights`, also without a `sample_weight_column`.
+
+    N is `num_samples_in_batch`, () int64, or `sum_of_weights_in_batch`, () float64, where the batch has it: see
+    `Batches.shard` and `micro_batches`, which set it where they set `num_items_in_batch`. Otherwise it is
+    `num_samples_on_rank` or `sum_of_weights_on_rank`, or that of the batch, summed over the ranks. This takes one all_reduce
+    of 8 bytes, so call it on every rank. A batch of an optimizer step of several without the number is refused.
+
+    Args:
+        token_losses: a loss for each token (`reduction="none"`), in the shape of the labels: (B, L), (rows, row_length) if
+            packed, or nested. Losses where the label is -100 count for nothing. Or a mean for each sample: (B,), or (p,) for the
+            p pieces of packed rows, as labels of one number a sample need it.
+        batch: a batch with `labels` or `shift_labels`. Packed batches also need `segment_ids` and `lengths`.
+        process_group: as for `token_mean`.
+    Raises:
+        TypeError: the losses are no tensor, or the batch is no dict.
+        ValueError: the batch has no labels. Or the losses have another shape than the labels. Or the batch is part of an
+            optimizer step and has neither number.
+    Price: a few operations on (B, L), and none that waits for a GPU. In a filler on a GPU, one wait for the loss.
+    Source: GRPO's mean over samples (DeepSeekMath), beside the mean over tokens of DAPO.
+
+    >>> import torch
+    >>> import brimful as bf
+    >>> batch = {"labels": torch.tensor([[1, 2, 3], [4, -100, -100]])}
+    >>> losses = torch.tensor([[1.0, 2.0, 3.0], [4.0, 9.0, 9.0]])
+    >>> bf.sample_mean(losses, batch), bf.token_mean((losses * (batch["labels"] != -100)).sum(), batch)
+    (tensor(3.), tensor(2.5000))
+    >>> rows = [{"input_ids": [1, 2], "labels": [1, 2], "w": 3.0}, {"input_ids": [3, 4], "labels": [-100, 4], "w": 1.0}]
+    >>> (batch,) = bf.from_sequence(rows).batch(2, sample_weight_column="w").shard(0, 1)
+    >>> batch["sum_of_weights_in_batch"], bf.sample_mean(torch.tensor([[1.0, 3.0], [5.0, 6.0]]), batch)
+    (tensor(4., dtype=torch.float64), tensor(3.))
+    """
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"sample_mean takes the losses and then the batch, a dict (got {type(batch).__name__}: {batch!r:.40})"
+        )
+    if not isinstance(token_losses, torch.Tensor):
+        raise TypeError(
+            f"token_losses must be a tensor, such as cross_entropy(..., reduction='none') gives (got {token_losses!r:.40})"
+        )
+    means, has = _sample_means(token_losses, batch)
+    rows = rows_that_count(batch)
+    counts = has if isinstance(rows, bool) else has & rows.to(has.device)
+    weights = batch.get(LOSS_WEIGHTS)
+    if weights is not None:
+        weights = torch.as_tensor(weights).to(means)
+        if weights.shape != means.shape:
+            raise ValueError(
+                f"the losses are those of {len(means):,} samples, and {LOSS_WEIGHTS} has {weights.numel():,} weights: give "
+                "sample_mean the losses of the whole batch, and the batch as it came"
+            )
+
+    def own() -> torch.Tensor:
+        if rows is False:
+            return torch.zeros((), device=means.device, dtype=torch.int64 if weights is None else means.dtype)
+        return counts.sum() if weights is None else torch.where(counts, weights, 0).sum()
+
+    names = NUM_SAMPLES if weights is None else SUM_OF_WEIGHTS
+    world_size, count = _counted(batch, names, own, means, process_group)
+    if rows is False:
+        return nothing(token_losses.values() if token_losses.is_nested else token_losses)
+    total = torch.where(counts, means if weights is None else means * weights, 0).sum()
+    return total * world_size / count.to(total.dtype)
+
+
+_WORDS: Final = {
+    NUM_ITEMS: ("token_mean", "number of labels"),
+    NUM_SAMPLES: ("sample_mean", "number of samples that have a label"),
+    SUM_OF_WEIGHTS: ("sample_mean", "sum of the weights of samples that have a label"),
+}
+
+
+def _counted(
+    batch: Mapping[str, Any],
+    names: tuple[str, str],
+    own: Callable[[], torch.Tensor],
+    loss: torch.Tensor,
+    process_group: Any,
+) -> tuple[int, torch.Tensor]:
+    """The number of ranks, and what is counted on all of them in an optimizer step, above 0: what a sum of losses of this rank is
+    multiplied by, and divided by, so that the mean over ranks of all such sums is a mean over what is counted.
+
+    Args:
+        names: the keys of that number, on all ranks and on this one.
+        own: counts it in the batch.
+    """
+    on_all, on_rank = names
+    ranks, world_size = _group(process_group)
+    count = batch.get(on_all)
+    if count is not None:
         world_size = world_size or int(getattr(batch.get("weight"), "num_ranks", 1))
     else:
-        tokens = batch.get("num_items_on_rank")
-        if tokens is None:
+        count = batch.get(on_rank)
+        if count is None:
             if "ends_step" in batch:
+                mean, what = _WORDS[names]
                 raise ValueError(
-                    "the batch is part of an optimizer step (micro_batches), and has neither num_items_in_batch nor "
-                    "num_items_on_rank: brimful counts labels that the samples have. Give token_mean the number of labels in all "
-                    'batches of the step: batch | {"num_items_on_rank": count}'
+                    f"the batch is part of an optimizer step (micro_batches), and has neither {on_all} nor {on_rank}: brimful "
+                    f"counts labels that the samples have. Give {mean} the {what} in all batches of the step: "
+                    f'batch | {{"{on_rank}": count}}'
                 )
-            name = loss_labels(batch)
-            if name is None:
-                raise ValueError(
-                    f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch) or 'none'})"
-                )
-            tokens = num_labels(batch[name], rows)
+            count = own()
         world_size = world_size or 1
         if world_size > 1:
-            tokens = torch.as_tensor(tokens).to(loss_sum.device, copy=True)
-            torch.distributed.all_reduce(tokens, group=ranks)
-    if rows is False:
-        return nothing(loss_sum)
-    count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
-    count = torch.where(count == 0, 1, count)  # a part of a batch may have a share of a label
-    return _weighed_sum(loss_sum, row_weights(batch)) * (world_size or 1) / count
+            count = torch.as_tensor(count).to(loss.device, copy=True)
+            torch.distributed.all_reduce(count, group=ranks)
+    count = torch.as_tensor(count).to(loss.device, non_blocking=True)
+    return world_size or 1, torch.where(count == 0, 1, count)  # a part of a batch may have a share of a label
+
+
+def _sample_means(losses: torch.Tensor, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean loss of each sample, or piece, over its labels, 0 where it has none; and whether it has one, bool, (n,) each."""
+    name = loss_labels(batch)
+    labels = None if name is None else batch[name]
+    if not isinstance(labels, torch.Tensor):
+        raise ValueError(
+            f"sample_mean needs labels, a tensor, in the batch (got {', '.join(map(str, batch)) or 'none'})"
+        )
+    a_sample = losses.dim() == 1
+    if not a_sample and (
+        losses.is_nested != labels.is_nested or (not losses.is_nested and losses.shape != labels.shape)
+    ):
+        shapes = [f"{tuple(one.shape)}{' (nested)' * one.is_nested}" for one in (losses, labels)]
+        raise ValueError(
+            f"token_losses must lie as {name!r} does, {shapes[1]} (got {shapes[0]}). Use reduction='none'. If the model predicts "
+            "the next token, put a column of zeros before the losses: torch.nn.functional.pad(losses, (1, 0))"
+        )
+    classes = are_classes(labels)
+    if not a_sample and not classes:
+        raise ValueError(
+            f"{name!r} are {labels.dtype}, not one integer a token, so nobody can tell them from padding. Give sample_mean the "
+            "mean loss of each sample, (B,)"
+        )
+    sums = losses
+    if labels.is_nested:
+        jagged: Any = labels
+        values, offsets = jagged.values(), jagged.offsets()
+        counts = _runs(values != NOT_TRAINED_ON, offsets) if classes else offsets.diff()
+        if not a_sample:
+            flat = losses.values()
+            if len(flat) != len(values):
+                raise ValueError(
+                    f"token_losses has {len(flat):,} values and {name!r} has {len(values):,}; give a loss for each label"
+                )
+            sums = _runs(torch.where(values != NOT_TRAINED_ON, flat, 0), offsets)
+    elif "segment_ids" in batch and labels.shape == batch["segment_ids"].shape:
+        counts = _of_pieces(labels != NOT_TRAINED_ON, batch)
+        if not a_sample:
+            sums = _of_pieces(torch.where(labels != NOT_TRAINED_ON, losses, 0), batch)
+    else:
+        asked = (labels != NOT_TRAINED_ON) if classes else torch.ones_like(labels, dtype=torch.bool)
+        counts = asked.flatten(1).sum(1) if asked.dim() > 1 else asked
+        if not a_sample:
+            sums = torch.where(asked, losses, 0).flatten(1).sum(1)
+    if len(sums) != len(counts):
+        raise ValueError(
+            f"token_losses has {len(sums):,} losses, and the batch {len(counts):,} samples; give one a sample, or one a label"
+        )
+    has = counts > 0
+    return torch.where(has, sums if a_sample else sums / counts.clamp(min=1), 0), has
+
+
+def _of_pieces(values: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+    """The sum of the values of the slots of each piece, (p,): pieces lie end to end in each row, and padding at its end. An empty
+    piece has no slot."""
+    segments: torch.Tensor = batch["segment_ids"]
+    filled = batch["lengths"] > 0
+    begins = (segments > 0) & (segments != torch.nn.functional.pad(segments, (1, 0))[:, :-1])
+    of_slots = torch.where(segments > 0, begins.flatten().cumsum(0).view_as(segments), 0)  # 0: padding
+    return torch.where(filled, _sums(values, of_slots, len(filled) + 1)[filled.cumsum(0)], 0)
+
+
+def _runs(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The sums of runs of values that lie end to end."""
+    places = torch.arange(len(values), device=values.device)
+    return _sums(values, torch.bucketize(places, offsets[1:], right=True), len(offsets) - 1)
+
+
+def _sums(values: torch.Tensor, owners: torch.Tensor, count: int) -> torch.Tensor:
+    values = values.long() if values.dtype == torch.bool else values
+    return values.new_zeros(count).index_add(0, owners.flatten(), values.flatten())
 
 
 def rows_that_count(batch: Mapping[Any, Any]) -> torch.Tensor | bool:

@@ -16,7 +16,7 @@ import torch
 
 from brimful.arrays.explained import carry
 from brimful.core.ahead import defer, items_ahead, then
-from brimful.core.facts import Facts, following
+from brimful.core.facts import Facts, facts_of, following
 from brimful.core.run import Run
 from brimful.core.stage import Stage, State, not_in_state, running
 from brimful.plan.errors import check_count
@@ -78,6 +78,20 @@ class OnDevice(Stage[Any]):
         with closing(items_ahead(sent, self.prefetch, "device", run) if self.prefetch else sent(run)) as items:
             for one, after in items:
                 yield defer(one, received) if run.ahead else received(one), after
+
+
+def check_tensors(stage: Stage[Any]) -> None:
+    """Refuses batches that stay arrays, which would not be sent.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    known = facts_of(stage).batches
+    if known is not None and known.collated is not None and known.collated.convert is None:
+        raise ValueError(
+            "these batches are numpy arrays, and only tensors are sent to a device. Leave numpy() out, or send the arrays "
+            "yourself, such as by jax.device_put(batch)"
+        )
 
 
 class Sent(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import Trainer
 
+from brimful.integrations.transformers.settings import refuse_base
 from brimful.integrations.transformers.trainer import TrainerOfBatches
 from brimful.plan.errors import one_of
 
@@ -17,9 +18,9 @@ __all__ = ["trainer_class"]
 def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
     """A subclass of a trainer that takes `Batches`, or a loader of them, as train_dataset and eval_dataset.
 
-    The base is Trainer, Seq2SeqTrainer, TRL's SFTTrainer or your own. Training continues exactly from its own
-    checkpoints (`train(resume_from_checkpoint=True)`). With any other data, the class behaves like its base. With
-    batches:
+    The base is Trainer, Seq2SeqTrainer, TRL's SFTTrainer, DPOTrainer or RewardTrainer, or your own. Training continues
+    exactly from its own checkpoints (`train(resume_from_checkpoint=True)`). With any other data, the class behaves like
+    its base. With batches:
 
     - Several processes divide them (`shard`) by themselves. A loader must be made from sharded batches. Streams need
       `from_files(streams=n)`. Batches are used unchanged: `per_device_train_batch_size`, samplers and workers of the
@@ -43,6 +44,8 @@ def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
       rows alone. They come in the order of the batches, not of the data. They are padded with -100 if lengths differ.
       Rows of packed batches are rows.
     - Keys that the model's forward does not take are left out, unless remove_unused_columns=False.
+    - DPOTrainer and RewardTrainer take batches of `layout="paired"`, whose loss is the mean over all pairs of a step.
+      They get the keys of their own collators. The metrics that they log also count fillers.
 
     - Before the first packed batch is trained or evaluated on, a small model of the same configuration runs on a few
       short samples of it. If the samples see each other, this is an error.
@@ -51,8 +54,8 @@ def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
         base: the class of a trainer. The same arguments give the same result.
         isolation: "raise": raise an error if the samples of a packed row see each other in the model. "off": no check.
     Raises:
-        TypeError: the base is not a trainer, or another one of TRL's, such as DPOTrainer. Or the release of
-            transformers works differently.
+        TypeError: the base is not a trainer, or another one of TRL's, such as GRPOTrainer, or of
+            sentence-transformers. Or the release of transformers works differently.
         ValueError: (when constructed) a setting cannot work: auto_find_batch_size, nn.DataParallel, context or sequence
             parallelism, or a data_collator. Or evaluation data have no end, or num_train_epochs is set for such data.
             Or static_buffers are given with gradient_accumulation_steps above 1, or in an evaluation.
@@ -92,12 +95,7 @@ def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
 
 @cache
 def _made(base: type[Trainer], isolation: str) -> Any:
-    trls = next((one.__name__ for one in base.__mro__ if one.__module__.startswith("trl.")), "SFTTrainer")
-    if trls != "SFTTrainer":
-        raise TypeError(
-            f"trainer_class does not serve TRL's {trls}, which makes batches of its own columns and takes none that are made "
-            f"already: of TRL's it serves SFTTrainer. Give {trls} itself samples, a `datasets` data set"
-        )
+    refuse_base(base)
     own = (name for name, one in vars(TrainerOfBatches).items() if inspect.isfunction(one))
     if missing := [name for name in own if "TrainerOfBatches__" not in name and not hasattr(base, name)]:
         raise TypeError(  # a state would be lost in silence

@@ -20,6 +20,7 @@ from brimful.batching.facts import batch_facts, is_sharded
 from brimful.batching.placement import Ranks
 from brimful.batching.shared import shared
 from brimful.core.facts import facts_of, refuse_static_buffers
+from brimful.core.own_keys import NUM_SIDES
 from brimful.core.stage import running
 from brimful.dataset import Dataset
 from brimful.integrations.follow import Follow, Ours, check_shared_out, innermost
@@ -52,6 +53,7 @@ class TrainerBatch(dict[str, Any]):
     segments: Callable[[], torch.Tensor | None]  # says which slot is whose, where several samples lie in a row
     share: Share | None = None
     weighed: bool = False  # whether its loss was multiplied by its share
+    pairs: int | None = None  # how many samples there are whose sides lie below one another
 
 
 def is_ours(given: Any) -> TypeGuard[Given]:
@@ -89,7 +91,7 @@ def loader_aside(given: Given) -> Ours:
     if isinstance(given, Batches):
         return loader_of(given)
     if isinstance(given, Loader):
-        return Loader(given.batches, steps_per_epoch=given.steps_per_epoch)
+        return type(given)(given.batches, steps_per_epoch=given.steps_per_epoch)
     inner: Any = given.loader
     return copy.deepcopy(given, {id(inner): loader_aside(inner)})
 
@@ -253,10 +255,12 @@ class ModelInputs:
         keys: those; None: all.
         model: its name, for the error.
         shared: whether several processes share the batches out, so that some of them may be fillers.
+        needed: keys that a trainer of preferences, `model`, cannot do without.
     """
 
-    def __init__(self, keys: frozenset[str] | None, model: str, *, shared: bool) -> None:
+    def __init__(self, keys: frozenset[str] | None, model: str, *, shared: bool, needed: tuple[str, ...] = ()) -> None:
         self.keys = keys
+        self.needed = needed
         self.model = model
         self.shared = shared
 
@@ -265,6 +269,13 @@ class ModelInputs:
             raise TypeError(
                 f"a trainer wants a dict of tensors, and this batch is a {type(batch).__name__}: leave out enumerate(), and have "
                 "map(fn) or collate_fn return a dict"
+            )
+        sides = batch.get(NUM_SIDES)
+        if self.needed and (sides != 2 or not {*self.needed} <= {*batch}):
+            raise ValueError(
+                f"{self.model} takes batches of layout='paired' with 2 sides and the keys {', '.join(self.needed)} (got "
+                f"{', '.join(map(str, batch))}). A completion_mask comes with labels, which chat() makes, or with a column "
+                "prompt_input_ids"
             )
         keys = batch.keys() if self.keys is None else [key for key in batch if key in self.keys]
         if not keys:
@@ -281,6 +292,7 @@ class ModelInputs:
         made = TrainerBatch((key, batch[key]) for key in keys)
         made.rows = rows_that_count(batch)
         made.segments = partial(packed_segments, batch)
+        made.pairs = None if sides is None else len(batch["input_ids"]) // sides
         return made
 
 
@@ -297,7 +309,7 @@ class Steps(IterableDataset[Any]):
 
     def __init__(self, loader: Ours, length: Length, inputs: ModelInputs, *, skipped: int = 0) -> None:
         assert length.steps is not None
-        self.follow = Follow(loader)
+        self.follow: Follow = Follow(loader)
         self.length = length
         self.steps: int = length.steps
         self._inputs = inputs

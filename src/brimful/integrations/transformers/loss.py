@@ -27,6 +27,8 @@ def num_labels_of(batch: TrainerBatch, names: Sequence[str], shifts: bool) -> to
     >>> num_labels_of(batch, ["labels"], shifts=False), num_labels_of(batch, ["labels"], shifts=True)
     (tensor(5), tensor(3))
     """
+    if batch.pairs is not None:  # of which each counts once
+        return torch.tensor(batch.pairs * batch.rows) if isinstance(batch.rows, bool) else batch.rows.sum()
     labels = loss_labels_of(batch, names, shifts)
     return torch.tensor(int(batch.rows is not False)) if labels is None else num_labels(labels, batch.rows)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -71,10 +71,58 @@ def each_of(name: str, given: Any) -> list[tuple[str, Any]]:
     return [] if given is None else [(name, given)]
 
 
+class Served(NamedTuple):
+    """A trainer of TRL's that takes batches.
+
+    Args:
+        sample: what its constructor takes for data: it wants to prepare them.
+        keys: those of its batches, if it does not hand all of them on to the model: those that it needs, and others.
+    """
+
+    sample: dict[str, Any]
+    keys: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+
+
+SERVED: Final = {
+    "SFTTrainer": Served({"input_ids": [0, 0], "labels": [0, 0]}),
+    "DPOTrainer": Served(
+        {"prompt": "a", "chosen": "a", "rejected": "a"},
+        (("input_ids", "attention_mask", "completion_mask"), ("ref_chosen_logps", "ref_rejected_logps")),
+    ),
+    "RewardTrainer": Served({"chosen_ids": [0], "rejected_ids": [0]}, (("input_ids", "attention_mask"), ("margin",))),
+}
+"""Of TRL's trainers, by name."""
+
+
+def of_trl(base: type[Any]) -> str:
+    """The name of the trainer of TRL's that a class is made of; "" where it is of none."""
+    return next((one.__name__ for one in base.__mro__ if one.__module__.startswith("trl.")), "")
+
+
+def refuse_base(base: type[Any]) -> None:
+    """Refuses trainers that make batches of their own columns.
+
+    Raises:
+        TypeError: by name, with the remedy.
+    """
+    name = of_trl(base)
+    if name and name not in SERVED:
+        raise TypeError(
+            f"trainer_class does not serve TRL's {name}, which makes batches of its own columns and takes none that are made "
+            f"already: of TRL's it serves {', '.join(SERVED)}. Give {name} itself samples, a `datasets` data set"
+        )
+    if other := next((one.__name__ for one in base.__mro__ if one.__module__.startswith("sentence_transformers.")), ""):
+        raise TypeError(
+            f"trainer_class does not serve {other} of sentence-transformers, which tokenizes texts itself. Give it a `datasets` "
+            "data set. Or call its losses in a loop of your own: with several length columns a batch has the keys that they take"
+        )
+
+
 def stand_in(base: type[Any]) -> Any:
     """Something that the constructor of a trainer takes for data; of TRL's, which wants to prepare them, prepared ones."""
-    sample = {"input_ids": [0, 0], "labels": [0, 0]}
-    if any(one.__module__.startswith("trl.") for one in base.__mro__):
+    name = of_trl(base)
+    sample = SERVED[name or "SFTTrainer"].sample
+    if name:
         from datasets import Dataset
 
         return Dataset.from_list([sample])

@@ -40,7 +40,15 @@ from brimful.integrations.transformers.loss import (
     shares,
     with_a_label,
 )
-from brimful.integrations.transformers.settings import each_of, keys_of, refuse_settings, shifts_labels, taken_out
+from brimful.integrations.transformers.settings import (
+    SERVED,
+    each_of,
+    keys_of,
+    of_trl,
+    refuse_settings,
+    shifts_labels,
+    taken_out,
+)
 from brimful.isolation.call import base_model
 from brimful.isolation.guard import IsolationGuard
 from brimful.plan.errors import logger
@@ -56,6 +64,8 @@ class TrainerOfBatches(Trainer):
     model: Any
     train_dataset: Any
     eval_dataset: Any
+    compute_loss_func: Any
+    gather_function: Any
 
     __steps: Steps | None = None  # the data of the run that is going on, or was last
     __in_train = False
@@ -76,7 +86,11 @@ class TrainerOfBatches(Trainer):
         model = base_model(self.model)
         self.__shifts = shifts_labels(self, model)
         keys = keys_of(model, self.label_names) if self.args.remove_unused_columns else None
-        self.__inputs = ModelInputs(keys, type(model).__name__, shared=self.accelerator.num_processes > 1)
+        name, shared = type(model).__name__, self.accelerator.num_processes > 1
+        needed: tuple[str, ...] = ()
+        if (trls := of_trl(self._brimful_base)) and (pairs := SERVED[trls].keys):
+            name, needed, keys = trls, pairs[0], frozenset(pairs[0] + pairs[1])
+        self.__inputs = ModelInputs(keys, name, shared=shared, needed=needed)
         self.callback_handler.callbacks.insert(0, AfterStep(self.__stepped))  # before others see the epoch
         if ours:
             refuse_settings(self, trains="train_dataset" in ours)

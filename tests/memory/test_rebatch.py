@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from brimful.memory.dataloader import TextCollator
-from brimful.memory.recut import Padding, recut
+from brimful.memory.rebatch import Padding, rebatch_padded
 from tests import tokenizers
 
 MAKES = {"bert": tokenizers.bert, "gpt2": tokenizers.gpt2, "llama": tokenizers.llama, "byt5": tokenizers.byt5}
@@ -41,7 +41,7 @@ def test_batches_cut_anew_are_what_the_tokenizer_makes_of_their_texts(
     for _ in range(10):
         ahead, due = cuts(rng, len(texts)), cuts(rng, len(texts))
         moved += ahead != due
-        found = recut((collator(texts[part]) for part in ahead), due, padding)
+        found = rebatch_padded((collator(texts[part]) for part in ahead), due, padding)
         for part, batch in zip(due, found, strict=True):
             expected = collator(texts[part])
             assert list(batch) == list(expected)
@@ -60,7 +60,7 @@ def test_each_cut_is_asked_for_when_its_batch_is_due() -> None:
 
     padding = seen(collator, "a b c", "a")
     assert padding is not None
-    for number, _ in enumerate(recut(map(collator, [["a b"] * 9, ["a"] * 11]), due(), padding), 1):
+    for number, _ in enumerate(rebatch_padded(map(collator, [["a b"] * 9, ["a"] * 11]), due(), padding), 1):
         assert len(asked) == number
     assert len(asked) == 5
 
@@ -104,5 +104,5 @@ def test_texts_of_one_length_need_no_padding() -> None:
     collator = TextCollator(tokenizers.gpt2(), 48, {})
     padding = seen(collator, "fox", "fox")
     assert padding is not None
-    (joined,) = recut(map(collator, [["fox"], ["fox", "fox"]]), [slice(0, 3)], padding)
+    (joined,) = rebatch_padded(map(collator, [["fox"], ["fox", "fox"]]), [slice(0, 3)], padding)
     assert joined["input_ids"].equal(collator(["fox"] * 3)["input_ids"])

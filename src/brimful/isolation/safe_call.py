@@ -31,15 +31,15 @@ NOT_TAKEN: Final = (AttributeError, LookupError, RuntimeError, TypeError)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of the ways to call a model.
+    """What came of the calls that were tried.
 
     Args:
-        way: the first one that keeps samples apart; "": none does.
+        call: the first one that keeps samples apart; "": none does.
         leak: of the batch as it is; None where that is kept apart, or refused.
         refused: what the model says to the batch as it is, if that is an error.
     """
 
-    way: str
+    call: str
     leak: Leak | None = None
     refused: str = ""
 
@@ -53,7 +53,9 @@ def segments(*, short: bool = False) -> torch.Tensor:
     return rows
 
 
-def ways(batch: Mapping[str, Any], config: Any, attn_implementation: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def candidate_calls(
+    batch: Mapping[str, Any], config: Any, attn_implementation: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The calls to try, the plainest first, each in words and as inputs."""
     yield AS_IT_IS, batch
     kernel = {"attn_implementation": attn_implementation}
@@ -69,11 +71,11 @@ def ways(batch: Mapping[str, Any], config: Any, attn_implementation: str) -> Ite
         yield f"model(**bf.attention.padding_free(batch, {named}))", made
 
 
-def verdict(model: nn.Module, batch: Mapping[str, Any], attn_implementation: str) -> Verdict:
+def find_safe_call(model: nn.Module, batch: Mapping[str, Any], attn_implementation: str) -> Verdict:
     """By which call a small model keeps the samples of a packed batch apart."""
     leak, refused = None, ""
     vocabulary = int(batch["input_ids"].max()) + 1
-    for words, inputs in ways(batch, getattr(model, "config", None), attn_implementation):
+    for words, inputs in candidate_calls(batch, getattr(model, "config", None), attn_implementation):
         plain = words == AS_IT_IS
         try:
             found = examine(model, call_of(model, inputs), vocabulary, locate=plain).leak
@@ -86,7 +88,7 @@ def verdict(model: nn.Module, batch: Mapping[str, Any], attn_implementation: str
     return Verdict("", leak, refused)
 
 
-def repaired(model: nn.Module, call: Call) -> str:
+def fix_hint(model: nn.Module, call: Call) -> str:
     """Of a model that keeps samples apart as packed batches come: what of a call to change for that; "" where nobody knows."""
     if not call.packed:
         return ""
@@ -140,8 +142,8 @@ def report(
         remedy = ""
         if of_transformers and any(one.leak for name, one in examined.items() if name != "padded"):
             named = attn_implementation or str(getattr(config, "_attn_implementation", None) or "eager")
-            way = verdict(model, packed_batch(segments(), min(vocabulary, LEAST_VOCABULARY)), named).way
-            remedy = repaired(model, call) if way == AS_IT_IS else way
+            safe = find_safe_call(model, packed_batch(segments(), min(vocabulary, LEAST_VOCABULARY)), named).call
+            remedy = fix_hint(model, call) if safe == AS_IT_IS else safe
     first = next(iter(examined.values()))
     dtype = str(first.dtype).removeprefix("torch.")
     return {name: one.leak for name, one in examined.items()}, remedy, dtype, first.tolerance
