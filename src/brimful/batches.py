@@ -31,11 +31,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
-<<<<<<< HEAD
-from brimful.core.facts import Facts, facts_of
-=======
-from brimful.core.facts import facts_of, verb_of
->>>>>>> main
+from brimful.core.facts import Facts, facts_of, verb_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
 from brimful.core.run import Run
@@ -142,16 +138,12 @@ class Batches:
         """
         loader = _loader_of(self.stage)
         if steps_per_epoch is None:
-<<<<<<< HEAD
-            return Loader(self)
+            return loader(self)
         if batch_facts(self.stage).samples_per_step is not None:
             raise ValueError(
                 "steps_per_epoch counts batches, and with samples_per_step an optimizer step has as many as it needs: leave "
                 "steps_per_epoch out"
             )
-=======
-            return loader(self)
->>>>>>> main
         steps = integer("steps_per_epoch", steps_per_epoch, 1, "step")
         if steps % (number := self.micro_batches or 1):
             whole = steps - steps % number
@@ -572,8 +564,8 @@ def batches_of(
     check_bool("keep_text", form.keep_text)
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
     per_step = _samples_per_step(data, order, window)
-    given = 1 if order.micro_batches is None or per_step is not None else order.micro_batches
-    parts = integer("micro_batches", given, 1, "batch")
+    batches_a_step = 1 if order.micro_batches is None or per_step is not None else order.micro_batches
+    parts = integer("micro_batches", batches_a_step, 1, "batch")
     planner = planner if parts == 1 else planner.divided(parts)
     if form.layout == "paired":
         columns = columns._replace(length_column=_sides(columns.length_column))
@@ -626,39 +618,36 @@ def batches_of(
         if order.balance_cost is None or data.streamed_by
         else integer("balance_group", order.balance_group, 1, "batch")
     )
-<<<<<<< HEAD
     rows, batches = _rows(window if per_step is None else per_step, parts * group)
-    unmasked = rules.token_aligned_columns if planner.packs else ()
-=======
-    rows, batches = _rows(window, parts * group)
     unmasked = rules.aligned[0] if planner.packs else ()
->>>>>>> main
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
     if data.streamed_by:
         # a window that the user gave may end with a batch that is not full
         in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
-<<<<<<< HEAD
         in_turn = in_turn and data.units is None and per_step is None
         first = planner.first_rows if data.units is None else 0, planner.first_share
         buffered = Buffered(
-            stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text, None, per_step is not None, *first
+            stage,
+            rows,
+            sizes,
+            planner.needs_lengths,
+            *sizing,
+            unmasked,
+            text,
+            None,
+            sides,
+            per_step is not None,
+            *first,
         )
-=======
-        first = planner.first_rows, planner.first_share
-        buffered = Buffered(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text, None, sides, *first)
->>>>>>> main
         windows = Ahead(replace(buffered, in_turn=in_turn), 1, "window")
     else:
         fewest = GROUPS * group if group > 1 and batches is None else None
         windows = Planned(
             *(cast(Indexed, stage), rows, sizes, planner.needs_lengths, *sizing, unmasked, text),
             columns.length_version,
-<<<<<<< HEAD
-            per_step is not None,
-=======
             sides,
->>>>>>> main
+            per_step is not None,
             fewest,
         )
     plans = PlannedWindows(
@@ -683,7 +672,6 @@ def batches_of(
     return Batches(_collated(planned, rules, form, planner, side, originals), repeats)
 
 
-<<<<<<< HEAD
 def _samples_per_step(data: Facts, order: OrderSettings, window: int | str) -> int | None:
     """How many samples an optimizer step has, where a user says that, and not how many batches.
 
@@ -716,10 +704,7 @@ def _samples_per_step(data: Facts, order: OrderSettings, window: int | str) -> i
     return per_step
 
 
-def _check_whole(planner: BatchPlanner) -> None:
-=======
 def _check_whole(planner: BatchPlanner, weights: str | None) -> None:
->>>>>>> main
     """Refuses to look into samples that are handed to a collate_fn as they are, or to cut them."""
     if planner.asks_samples:
         raise ValueError(

@@ -1172,15 +1172,10 @@ class Dataset:
         else:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets), truncate_side)
-<<<<<<< HEAD
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
-=======
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
->>>>>>> main
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self._kept(keep_together), self.repeats, planner, rows, columns, order, form)
 
@@ -1239,15 +1234,10 @@ class Dataset:
         """
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
-<<<<<<< HEAD
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
-=======
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
->>>>>>> main
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         planner = ByPolicy(policy, overlong, truncate_side=truncate_side)
         return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
@@ -1314,15 +1304,10 @@ class Dataset:
         )  # "auto" and "steps" are for policies, whose plans say how many
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
-<<<<<<< HEAD
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
-=======
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
->>>>>>> main
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
 
@@ -1405,15 +1390,10 @@ class Dataset:
         policy = Packed(row_length, balance_cost, row_limits=row_limits)
         rows = integer("rows", rows, 1, "row")
         planner = ByPacking(policy, rows, overlong, bool(shuffle_batches), truncate_side)
-<<<<<<< HEAD
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version)
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
-=======
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
->>>>>>> main
         form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, keep_text, unlabelled)
         return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
 

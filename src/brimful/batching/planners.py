@@ -25,11 +25,8 @@ from brimful.plan.once import once
 from brimful.plan.overlong import plan_with, split_long
 from brimful.plan.plan import joined, planned
 from brimful.plan.rounded import Rounded
-<<<<<<< HEAD
-from brimful.plan.units import parted
-=======
 from brimful.plan.stacked import Stacked, longest_side, on_all_sides, stacked
->>>>>>> main
+from brimful.plan.units import parted
 from brimful.rows.functions import call
 from brimful.tables.blocks import Sample, samples
 from brimful.tables.origins import where
@@ -406,11 +403,7 @@ class ByKey(BatchPlanner):
 def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: int = 1, sides: int = 1) -> Plan:
     lengths = longest_side(window.lengths) if sides > 1 else window.lengths
     try:
-<<<<<<< HEAD
-        plan, counts = plan_with(policy, window.lengths, overlong, window.units)
-=======
-        plan, counts = plan_with(policy, lengths, overlong)
->>>>>>> main
+        plan, counts = plan_with(policy, lengths, overlong, window.units)
     except OverlongError as error:
         words = str(error)
         if 0 <= error.sample < len(window):

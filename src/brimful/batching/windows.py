@@ -22,13 +22,8 @@ from brimful.core.header import described
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
-<<<<<<< HEAD
 from brimful.index.indexed import Indexed, Repeat, Reread, next_unit, unit_begin
-from brimful.index.views import ChosenIndex, UnmaskedIndex
-=======
-from brimful.index.indexed import Indexed, Repeat, Reread
 from brimful.index.views import ChosenIndex, PromptedIndex, UnmaskedIndex
->>>>>>> main
 from brimful.plan import OverlongError, Policy
 from brimful.plan.errors import DataError, warn_once
 from brimful.plan.once import once
@@ -40,12 +35,8 @@ from brimful.rows.pace import Patience
 from brimful.rows.units import fill_units, held_units
 from brimful.tables.blocks import Block, begins, visible
 from brimful.tables.checksums import checksums, in_state
-<<<<<<< HEAD
 from brimful.tables.origins import where
-from brimful.tables.ragged import MASK, distinct, unmasked
-=======
 from brimful.tables.ragged import MASK, TOKENS, distinct, prompted, unmasked
->>>>>>> main
 from brimful.tables.texts import TokenizedText, texts_in
 from brimful.tables.units import begins_unit, unit_numbers
 
@@ -66,7 +57,8 @@ class Windowed(Stage[PlanningWindow]):
     judged once.
 
     `unmasked`: columns without the tokens that `attention_mask`, one of them, hides. `text`: what windows need not hold. `sides`:
-    the prefixes of columns that begin with the prompt, where there is one.
+    the prefixes of columns that begin with the prompt, where there is one. `is_step`: each window is an optimizer step, of `size`
+    rows, or of whole units of no more.
     """
 
     verb = ""
@@ -80,13 +72,8 @@ class Windowed(Stage[PlanningWindow]):
     unmasked: tuple[str, ...] = not_in_state(())
     text: TokenizedText = not_in_state(TokenizedText())
     length_version: str | None = not_in_state(None)
-<<<<<<< HEAD
-    is_step: bool = not_in_state(
-        False
-    )  # each window is an optimizer step: it has `size` rows, or whole units of no more
-=======
     sides: tuple[str, ...] = not_in_state(())
->>>>>>> main
+    is_step: bool = not_in_state(False)
 
     def settings(self) -> dict[str, Any]:
         return {"window": self.size or "auto", "length_column": [*map(described, self.length_columns)]}
@@ -161,7 +148,7 @@ class Buffered(Windowed):
             if self.is_step:
                 if not (rows := self._step_rows(held, size)):
                     return
-                window = self._window(epoch, number, unmasked(held.take(rows), self.unmasked))
+                window = self._window(epoch, number, self._seen(held.take(rows)))
                 number += 1
                 yield window, {**held.position, "epoch": epoch, "window": number, "size": size} if held.rows else END
                 continue
@@ -171,18 +158,12 @@ class Buffered(Windowed):
                 continue
             if not (rows := held.fill(most + rest_rows(most) - beyond)):
                 return
-<<<<<<< HEAD
             rows = count = window_ends(rows + beyond, most) - beyond
             if self.keeps_units:
                 rows = fill_units(held, count)
-            window = self._window(epoch, number, unmasked(held.take(rows), self.unmasked))
+            window = self._window(epoch, number, self._seen(held.take(rows)))
             number, beyond = number + 1, rows - count
             named = {"epoch": epoch, "window": number, "size": size} | ({"beyond": beyond} if beyond else {})
-=======
-            window = self._window(epoch, number, self._seen(held.take(window_ends(rows, most))))
-            number += 1
-            named = {"epoch": epoch, "window": number, "size": size}
->>>>>>> main
             yield window, {**held.position, **named} if held.rows else END
 
     def _step_rows(self, held: ReplayBuffer, size: int) -> int:

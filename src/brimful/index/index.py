@@ -100,17 +100,15 @@ class Index(ABC):
         """
         return None
 
-<<<<<<< HEAD
     def units_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row at which the unit of each of these rows begins, int64 (len(numbers),). Without units each row is one."""
         return numbers
-=======
+
     def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
         """The values of a column of numbers in these rows, float64 (len(numbers),), NaN where one is null; None, where whole
         rows would have to be made for it, one by one."""
         block, rows = self.only([column]).locate(numbers)
         return float_values(block.column(column).take(array_of(rows)))
->>>>>>> main
 
     @property
     def prefetches(self) -> bool:

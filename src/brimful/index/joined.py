@@ -135,12 +135,12 @@ class JoinedIndex(Index):
             out[:, at] = counts
         return out
 
-<<<<<<< HEAD
     def units_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         out = np.empty(len(numbers), dtype=np.int64)
         for part, at, own in self._by_part(numbers):
             out[at] = self.parts[part].units_at(own) + self.starts[part]
-=======
+        return out
+
     def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
         having = [number for number, part in enumerate(self.parts) if column in part.schema.names]
         if any(self.parts[part].values_at(numbers[:0], column) is None for part in having):
@@ -149,7 +149,6 @@ class JoinedIndex(Index):
         for part, at, own in self._by_part(numbers):
             if part in having:
                 out[at] = self.parts[part].values_at(own, column)
->>>>>>> main
         return out
 
     def _by_part(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:

@@ -10,11 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.plan.buckets import Rounding
-<<<<<<< HEAD
-from brimful.plan.errors import counted, integer, one_of
-=======
-from brimful.plan.errors import integer, of_setting, one_of
->>>>>>> main
+from brimful.plan.errors import counted, integer, of_setting, one_of
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
 from brimful.plan.units import Units, units_of, whole
 
