@@ -46,6 +46,7 @@ from brimful.batching.planning import Batched, PlannedWindows
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shared import Shared
 from brimful.batching.shuffle import Shuffle
+from brimful.batching.steps import Steps
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.ahead import Ahead
 from brimful.core.facts import Facts, facts_of, following
@@ -56,6 +57,7 @@ from brimful.encoding.encoders import chat_encoder_for, encoder_for
 from brimful.index.fetched import FetchSamples
 from brimful.index.indexed import Choose as IndexChoose
 from brimful.index.indexed import ChooseSource as IndexChooseSource
+from brimful.index.indexed import Indexed
 from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.joined import Concat as IndexConcat
 from brimful.index.joined import Interleave as IndexInterleave
@@ -66,6 +68,8 @@ from brimful.index.select import Filter as IndexFilter
 from brimful.index.select import SplitMask
 from brimful.index.select import TrainValidSplit as IndexTrainValidSplit
 from brimful.index.sequence import FromSequence
+from brimful.index.units import Placed
+from brimful.index.units import Units as IndexUnits
 from brimful.memory import MemoryModel
 from brimful.plan import AttentionCost, CostBudget, FixedSize, MemoryBudget, Packed, Policy, StaticShapes, TokenBudget
 from brimful.plan.schedule import Schedule, Segment
@@ -78,6 +82,7 @@ from brimful.rows.functions import Filter, MapBlocks, SampleFunction, Scan
 from brimful.rows.mixing import Concat, Interleave, Zip
 from brimful.rows.parallel import Parallel
 from brimful.rows.tokens import Chat, Tokenize
+from brimful.rows.units import Units
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable, FromTables
 from brimful.tables.blocks import Block, Sample
@@ -477,6 +482,12 @@ def tokens_only(block: Block) -> Block:
     return block.select(["input_ids"])
 
 
+def grouped(block: Block) -> Block:
+    """Rows with a group, which a few neighbours share."""
+    groups = pc.divide(block.column("id"), 3)
+    return block.append_column("group", groups)
+
+
 def no_rows(block: Block) -> Block:
     return block.slice(0, 0)
 
@@ -843,6 +854,20 @@ PLANS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to pla
         seed=seeds,
     ),
 }
+planners_of_units: Final = st.one_of(  # that keep units whole
+    st.builds(ByPacking, st.builds(Packed, st.integers(4, 12), balance_costs), few, st.just("drop"), st.booleans()),
+    st.builds(ByPolicy, policies, st.just("drop")),
+    st.builds(ByPolicy, without_buckets, st.just("alone")),
+)
+PLANS_OF_UNITS: Final = on(
+    PlannedWindows,
+    planner=planners_of_units,
+    drop_last=st.booleans(),
+    shuffle_batches=st.sampled_from([True, False, "stratified"]),
+    balance_group=st.integers(1, 3),
+    balance_cost=balance_costs,
+    seed=seeds,
+)
 BATCHES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # planned windows to batches
     Batched: on(Batched),
     Shared: st.builds(
@@ -898,6 +923,42 @@ LOADERS: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {  # batches, of 
         st.lists(st.tuples(few, few), min_size=1, max_size=5),
     ),
 }
+TOGETHER: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {  # rows of which neighbours stay together
+    Placed: st.deferred(lambda: st.builds(chain, indexed_sources(), st.just(Placed))),
+    Units: st.deferred(
+        lambda: st.builds(chain, blocks, on(MapBlocks, fn=grouped), on(Units, key="group", within="batch"))
+    ),
+    Steps: st.deferred(
+        lambda: st.builds(
+            lambda *how: partial(in_steps_of, *how),
+            st.one_of(indexed(), blocks, TOGETHER[Units], TOGETHER[IndexUnits]),
+            st.integers(3, 8),
+            planners_of_units,
+            st.booleans(),
+            st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)]),
+            balance_costs,
+        )
+    ),
+    IndexUnits: st.builds(
+        lambda counts, n: lambda: in_groups(counts, n), lengths, st.sampled_from([None, 0, 4, 9, 100])
+    ),
+}
+
+
+def in_steps_of(make: Make, n: int, planner: Any, drop_last: bool, rank: tuple[int, int], cost: Any) -> Stage[Any]:
+    """Steps of so many samples, as a rank has them."""
+    rows: Any = make()
+    windows = (Planned if isinstance(rows, Indexed) else Buffered)(rows, n, ("input_ids",), True, is_step=True)
+    plans = PlannedWindows(windows, planner, drop_last, False, 1, 0, cost, samples_per_step=n)
+    return Steps(plans, n, ranks_of(rows, *rank))
+
+
+def in_groups(lengths: Iterable[int], n: int | None) -> Stage[Any]:
+    """Samples of indexed data in units; of the first few alone."""
+    samples = bf.from_sequence([{**one, "group": one["id"] // 3} for one in samples_of(lengths)])
+    return (samples if n is None else samples.take(n)).units("group").stage
+
+
 STAGES: Final[set[type[Stage[Any]]]] = {
     *SOURCES,
     *ROWS,
@@ -913,6 +974,7 @@ STAGES: Final[set[type[Stage[Any]]]] = {
     *STREAMS,
     *ITEMS,
     *LOADERS,
+    *TOGETHER,
 }
 CUTTERS: Final[set[type[Stage[Any]]]] = {Choose, Chunk, ConcatChunk, PackChunk, MapBlocks}
 """After these a sample may have no text."""
@@ -1069,10 +1131,41 @@ def batches() -> SearchStrategy[Make]:
     )
 
 
+def together() -> SearchStrategy[Make]:
+    """Chains of rows, or of batches, of which neighbours stay together."""
+    links = [
+        ROWS[Enumerate],
+        ROWS[Filter],
+        OF_VERBS["map"],
+        OF_VERBS["flat_map"],
+        ROWS[Rebatch],
+        ROWS[Shuffle],
+        ITEMS[Ahead],
+    ]
+    some = st.lists(st.one_of(*links), max_size=3)
+    straight = st.builds(lambda make, links: chain(make, *links), TOGETHER[Units], some)
+    source = st.one_of(TOGETHER[IndexUnits], st.builds(chain, TOGETHER[IndexUnits], INDEXED[IndexFilter]))
+    indexed = st.builds(lambda make, links: chain(make, *links), source, st.lists(INDEXED[IndexShuffle], max_size=2))
+    several = st.builds(
+        lambda makes, link, links: chain(joined(makes, link), *links),
+        st.lists(st.one_of(straight, indexed), min_size=1, max_size=3),
+        st.one_of(*SEVERAL.values()),
+        some,
+    )
+    several_indexed = st.builds(joined, st.lists(indexed, min_size=1, max_size=3), SEVERAL_INDEXED[IndexConcat])
+    rows = st.one_of(straight, indexed, several, several_indexed)
+    windows = st.one_of(
+        st.builds(chain, st.one_of(straight, several), WINDOWS[Buffered]),
+        st.builds(chain, st.one_of(indexed, several_indexed), WINDOWS[Planned]),
+    )
+    plans = st.builds(chain, windows, PLANS_OF_UNITS)
+    return st.one_of(rows, windows, st.builds(chain, plans, st.one_of(*BATCHES.values())))
+
+
 def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
     """A stage on the least that it needs."""
-    if cls in SOURCES | LOADERS:
-        return (SOURCES | LOADERS)[cls]
+    if cls in SOURCES | LOADERS | TOGETHER:
+        return (SOURCES | LOADERS | TOGETHER)[cls]
     if cls in STREAMS:
         return in_streams()
     if cls in SEVERAL:

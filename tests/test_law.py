@@ -23,6 +23,7 @@ import brimful as bf
 from brimful.arrays.collated import Collated
 from brimful.async_loader import Loaded
 from brimful.batching.batch import Batch, PlannedWindow
+from brimful.batching.steps import Steps
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.repeat import Repeat
@@ -106,6 +107,7 @@ ENDLESS = {
     *draw.STEPS,
     *draw.TENSORS,
     *draw.ITEMS,
+    Steps,
 }
 """Of these the state after the last item may be another: nothing follows it, but that is not known yet."""
 
@@ -120,6 +122,13 @@ def last_state(stage: Stage[Any]) -> Any:
 def test_law_of_random_chains(make: draw.Make, epochs: tuple[int, ...], rows: int, size: int) -> None:
     with draw.small(rows, size):
         assert_exact_resume(make, epochs=epochs, max_items=25, max_resumes=6)
+
+
+@given(make=draw.together(), epochs=epochs, rows=st.integers(1, 5), size=sizes)
+@examples(60)
+def test_law_of_chains_of_units(make: draw.Make, epochs: tuple[int, ...], rows: int, size: int) -> None:
+    with draw.small(rows, size):
+        assert_exact_resume(make, epochs=epochs, max_items=25, max_resumes=8)
 
 
 @given(make=draw.rows(), repeat=st.booleans(), rows=st.integers(1, 5), size=sizes)

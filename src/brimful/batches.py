@@ -26,11 +26,12 @@ from brimful.batching.planning import Batched, PlannedWindows
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shared import shared, told
 from brimful.batching.sizes import LengthColumn, Size, name_of_size, sizes_of
+from brimful.batching.steps import Steps
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
 from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
-from brimful.core.facts import facts_of, verb_of
+from brimful.core.facts import Facts, facts_of, verb_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
 from brimful.core.run import Run
@@ -138,6 +139,11 @@ class Batches:
         loader = _loader_of(self.stage)
         if steps_per_epoch is None:
             return loader(self)
+        if batch_facts(self.stage).samples_per_step is not None:
+            raise ValueError(
+                "steps_per_epoch counts batches, and with samples_per_step an optimizer step has as many as it needs: leave "
+                "steps_per_epoch out"
+            )
         steps = integer("steps_per_epoch", steps_per_epoch, 1, "step")
         if steps % (number := self.micro_batches or 1):
             whole = steps - steps % number
@@ -521,10 +527,11 @@ class OrderSettings(NamedTuple):
 
     drop_last: bool
     shuffle_batches: ShuffleBatches
-    micro_batches: int | None
+    micro_batches: int | Literal["as_needed"] | None
     balance_group: int
     seed: int
     balance_cost: SampleCost | None = None
+    samples_per_step: int | None = None
 
 
 class FormSettings(NamedTuple):
@@ -556,7 +563,9 @@ def batches_of(
     data = facts_of(stage)
     check_bool("keep_text", form.keep_text)
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
-    parts = 1 if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
+    per_step = _samples_per_step(data, order, window)
+    batches_a_step = 1 if order.micro_batches is None or per_step is not None else order.micro_batches
+    parts = integer("micro_batches", batches_a_step, 1, "batch")
     planner = planner if parts == 1 else planner.divided(parts)
     if form.layout == "paired":
         columns = columns._replace(length_column=_sides(columns.length_column))
@@ -572,7 +581,7 @@ def batches_of(
                 "balance_cost changes the order of batches, but without window= they keep the order of arrival. Give window=, or "
                 "leave balance_cost out"
             )
-    shuffle = False if planner.in_order else shuffle
+    shuffle = False if planner.in_order or per_step is not None else shuffle
     if shuffle is True and (parts > 1 or (order.balance_cost is not None and data.streams() is not None)):
         shuffle = "stratified"
     said = columns.pad_values if form.pad_side and isinstance(columns.pad_values, Mapping) else ()
@@ -597,6 +606,10 @@ def batches_of(
     if planner.truncate_side != "right":
         planner = replace(cast(Any, planner), token_columns=rules.aligned)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
+    if data.units is not None and planner.overlong == "split":
+        raise ValueError(
+            f"overlong='split' parts the units of {data.units.key!r}: choose 'raise', 'truncate' or 'drop'"
+        )
     originals = data.originals()
     if originals is not None:
         _check_whole(planner, weights)
@@ -606,16 +619,23 @@ def batches_of(
         if order.balance_cost is None or data.streamed_by
         else integer("balance_group", order.balance_group, 1, "batch")
     )
-    rows, batches = _rows(window, parts * group)
+    rows, batches = _rows(window if per_step is None else per_step, parts * group)
     unmasked = rules.aligned[0] if planner.packs else ()
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
     if data.streamed_by:
         # a window that the user gave may end with a batch that is not full
         in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
+        in_turn = in_turn and data.units is None and per_step is None
         first: dict[str, Any] = {"first": planner.first_rows, "first_share": planner.first_share}
+        if data.units is not None:
+            first["first"] = 0
         buffered = Buffered(
-            *(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text), sides=sides, in_turn=in_turn, **first
+            *(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text),
+            sides=sides,
+            is_step=per_step is not None,
+            in_turn=in_turn,
+            **first,
         )
         windows = Ahead(buffered, 1, "window")
     else:
@@ -624,6 +644,7 @@ def batches_of(
             *(cast(Indexed, stage), rows, sizes, planner.needs_lengths, *sizing, unmasked, text),
             length_version=columns.length_version,
             sides=sides,
+            is_step=per_step is not None,
             fewest=fewest,
         )
     plans = PlannedWindows(
@@ -636,8 +657,9 @@ def batches_of(
         order.balance_cost,
         labels_follow=rules.labels_follow,
         window=rows or window,
+        samples_per_step=per_step,
     )
-    planned: Stage[Batch] = Batched(plans)
+    planned: Stage[Batch] = Batched(plans) if per_step is None else Steps(plans, per_step)
     if (streams := data.streams()) is not None:
         planned = RoundRobin(planned, streams)
     if parts > 1:
@@ -645,6 +667,38 @@ def batches_of(
     tokens = known.get(rules.length_columns[0])
     side = form.pad_side or (None if tokens is None else tokens.side) or "right"
     return Batches(_collated(planned, rules, form, planner, side, originals), repeats)
+
+
+def _samples_per_step(data: Facts, order: OrderSettings, window: int | str) -> int | None:
+    """How many samples an optimizer step has, where a user says that, and not how many batches.
+
+    Raises:
+        ValueError: what goes with it is missing, or does not go with it.
+    """
+    as_needed = order.micro_batches == "as_needed"
+    if order.samples_per_step is None:
+        if as_needed:
+            raise ValueError("micro_batches='as_needed' needs samples_per_step, how many samples an optimizer step has")
+        if data.units is not None and data.units.within == "step":
+            raise ValueError(
+                f"{data.units} keeps samples in one optimizer step: say samples_per_step= and micro_batches='as_needed'. Or "
+                "say within='batch'"
+            )
+        return None
+    per_step = integer("samples_per_step", order.samples_per_step, 1, "sample")
+    if not as_needed:
+        raise ValueError(
+            f"samples_per_step={per_step:,} goes with micro_batches='as_needed' (got {order.micro_batches!r}): a step then has "
+            "as many batches as its samples need"
+        )
+    if window not in ("auto", None) and window != per_step:
+        raise ValueError(f"with samples_per_step={per_step:,} the window is a step: leave window out (got {window!r})")
+    if (data.streams() or 1) > 1:
+        raise ValueError(
+            f"samples_per_step counts the samples of one order, and streams={data.streams():,} are read apart: read them without "
+            "streams=, or write a token store with to_store(path)"
+        )
+    return per_step
 
 
 def _check_whole(planner: BatchPlanner, weights: str | None) -> None:

@@ -450,7 +450,9 @@ def interleave_datasets(
     column = length_column if "tokens" in (by, scheduled) else None
     if any(facts_of(stage).streamed_by for stage in stages):
         return Dataset(Interleave(stages, shares, stop, column, names))
-    if column:
+    if column or any(
+        facts_of(stage).units is not None for stage in stages
+    ):  # whose sizes say where the next one begins
         return ForwardMixture(Interleave(stages, shares, stop, column, names))
     return IndexedDataset(IndexInterleave(cast(tuple[Indexed, ...], stages), shares, stop, names))
 

@@ -24,6 +24,7 @@ class BatchFacts:
         is_sharded: whether they are one rank's.
         uneven: the rule for a step that has too few batches for all ranks; "" where batches are not shared out.
         micro_batches: how many batches an optimizer step has; None where nothing says.
+        samples_per_step: how many samples an optimizer step has, in as many batches as they need; None where nothing says.
         collated: the stage that makes the batches, which knows the rules for their columns and their layout.
         left_out: columns of rows that batches do not have, as their text was tokenized.
     """
@@ -35,6 +36,7 @@ class BatchFacts:
     is_sharded: bool = False
     uneven: str = ""
     micro_batches: int | None = None
+    samples_per_step: int | None = None
     collated: Any = None
     left_out: tuple[str, ...] = ()
 

@@ -25,6 +25,7 @@ from brimful.plan.overlong import plan_with, split_long
 from brimful.plan.plan import joined, planned
 from brimful.plan.rounded import Rounded
 from brimful.plan.stacked import Stacked, longest_side, on_all_sides, stacked
+from brimful.plan.units import parted
 from brimful.rows.functions import call
 from brimful.tables.blocks import Sample, samples
 from brimful.tables.origins import where
@@ -202,8 +203,9 @@ class ByPolicy(BatchPlanner):
         return replace(self, policy=divided(self.policy, parts), parts=parts)
 
     def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
-        """Batches of full size; where the policy has no fixed size, all but the last cut of the epoch."""
-        return _full(batches, self.policy.n if isinstance(self.policy, FixedSize) else None, last)
+        """Batches of full size; where the policy has no fixed size, or units stay together, all but the last cut of the epoch."""
+        policy = self.policy if batches.window.units is None else None
+        return _full(batches, policy.n if isinstance(policy, FixedSize) else None, last)
 
 
 @dataclass(frozen=True)
@@ -348,6 +350,10 @@ class ByKey(BatchPlanner):
             longest.append(window.lengths[numbers].max(axis=0, initial=1))
             start = stop
         members, ends = joined(batches)
+        if window.units is not None:
+            placed = np.sort(members)
+            if words := parted(np.searchsorted(placed, members), ends, window.units[placed]):
+                raise ValueError(f"batch_by sorts samples by key, and parts a unit: {words}")
         padded = np.array(longest, dtype=np.int64).reshape(len(batches), *window.lengths.shape[1:])
         padded = padded if self.rounding is None else self.rounding(padded)
         if self.sides > 1 and padded.ndim == 2:
@@ -396,7 +402,7 @@ class ByKey(BatchPlanner):
 def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: int = 1, sides: int = 1) -> Plan:
     lengths = longest_side(window.lengths) if sides > 1 else window.lengths
     try:
-        plan, counts = plan_with(policy, lengths, overlong)
+        plan, counts = plan_with(policy, lengths, overlong, window.units)
     except OverlongError as error:
         words = str(error)
         if 0 <= error.sample < len(window):

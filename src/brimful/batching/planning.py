@@ -93,6 +93,7 @@ class PlannedWindows(Stage[PlannedWindow]):
     lane: StreamId | None = not_in_state(None)
     labels_follow: LabelsFollow = not_in_state(LabelsFollow())
     window: int | str = not_in_state("auto")  # as users write it
+    samples_per_step: int | None = None  # each window is an optimizer step of so many
 
     def __post_init__(self) -> None:
         check_bool("drop_last", self.drop_last)
@@ -109,13 +110,15 @@ class PlannedWindows(Stage[PlannedWindow]):
             order |= {"balance_group": self.balance_group, "seed": self.seed}
         if self.balance_cost is not None:
             order |= {"balance_group": self.balance_group, "balance_cost": described(self.balance_cost)}
-        return {**self.planner.settings(), **order}
+        steps = {} if self.samples_per_step is None else {"samples_per_step": self.samples_per_step}
+        return {**self.planner.settings(), **order, **steps}
 
     def facts(self, *inputs: Facts) -> Facts:
         """Batches in arrival order fill up with what comes next, if of another epoch; what is sorted or shuffled stays in one,
         unless tokens are carried into the next."""
         one = inputs[0]
         flows = one.carries or (self.planner.in_order and not self.shuffle_batches)
+        flows = flows and self.samples_per_step is None
         unset = {"shuffle_batches": None} if self.planner.in_order else {"window": self.window}
         planned_by = written(self.settings() | unset)
         return following(
@@ -174,9 +177,16 @@ class PlannedWindows(Stage[PlannedWindow]):
 
     def _planned(self, window: PlanningWindow, here: int, before: int, last: bool) -> PlannedWindow:
         key = random.key(self.seed, here, window.epoch, window.number)
+        together = facts_of(self).units
+        if together is not None and together.within == "step":  # a step is a window, and its batches may part units
+            window = replace(window, units=None)
         planned = self.planner.batches(window, key)
         if counting() and window.turn is None:  # else nobody counts batches, or they are counted in turn
             count_empty(planned, self.planner.needs_lengths)
+        if self.samples_per_step is not None:
+            if self.drop_last and last and len(window) < self.samples_per_step:
+                planned = drop_incomplete(planned, np.zeros(len(planned), bool))
+            return planned if self.balance_cost is None else dearest_first(planned, self.balance_cost)
         if self.drop_last:
             planned = drop_incomplete(planned, self.planner.complete(planned, last))
         how, group = self.shuffle_batches, self.balance_group

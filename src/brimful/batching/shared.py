@@ -18,6 +18,7 @@ from brimful.batching.placement import Placement, Ranks, say_split_groups
 from brimful.batching.planning import Batched, PlannedWindows
 from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of, tell_refused
 from brimful.batching.round_robin import RoundRobin, StreamReader, Taken, began_again
+from brimful.batching.steps import Steps
 from brimful.core.counters import add_counts, with_counts
 from brimful.core.facts import Facts, facts_of, following, shown
 from brimful.core.header import header_of
@@ -298,6 +299,8 @@ class Shared(Stage[Batch]):
 
 def shared(stage: Stage[Any], ranks: Ranks, uneven: Uneven, timeout_seconds: float) -> Stage[Any]:
     """A chain of batches, as one data-parallel rank has them."""
+    if isinstance(stage, Steps):
+        return stage.shared(ranks, uneven)
     if isinstance(stage, Batched):
         return Shared(cast(PlannedWindows, stage.upstream), ranks, uneven, timeout_seconds)
     if isinstance(stage, Shared | RoundRobin):

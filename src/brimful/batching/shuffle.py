@@ -15,13 +15,14 @@ from brimful.core.stage import BLOCK_ROWS, END, Stage, State
 from brimful.plan import random
 from brimful.plan.errors import check_count
 from brimful.plan.once import once
+from brimful.plan.units import permuted
 from brimful.tables.blocks import Block
 from brimful.tables.ragged import EMPTY
 
 
 @dataclass(frozen=True)
 class Shuffle(Stage[Block]):
-    """The rows of each window of `buffer_size` in a random order, the next window read ahead of use.
+    """The rows of each window of `buffer_size` in a random order, the next window read ahead of use; units move as a whole.
 
     State: see `replayed_windows`, in rows. A state between the samples of a first block has the checksums of all of the window.
     """
@@ -35,7 +36,8 @@ class Shuffle(Stage[Block]):
         check_count(self, "seed", None)
 
     def facts(self, *inputs: Facts) -> Facts:
-        return following(self, *inputs, draws=inputs[0].draws + 1, cut_by_time=False)
+        mixed_by = "shuffle moves each row by itself. Call units before it, which moves whole units then"
+        return following(self, *inputs, draws=inputs[0].draws + 1, cut_by_time=False, mixed_by=mixed_by)
 
     def for_stream(self, number: int, count: int) -> Shuffle:
         return replace(self, seed=random.key(self.seed, number))
@@ -54,7 +56,7 @@ class Shuffle(Stage[Block]):
             for window, done, inside, after, is_new in windows:
                 if is_new and len(window) > BLOCK_ROWS:
                     yield EMPTY, inside
-                order = random.permutation(len(window), random.key(self.seed, here, window.epoch, window.number))
+                order = permuted(window.units, len(window), random.key(self.seed, here, window.epoch, window.number))
                 for first in range(done, len(window), BLOCK_ROWS):
                     end = first + BLOCK_ROWS
                     left = {**inside, "done": end} if end < len(window) else None

@@ -54,6 +54,7 @@ class PlanningWindow:
         turn: where batches have the samples in arrival order: then `number` is 0, and `samples` are numbers in the epoch.
         texts_at: gives the text of rows of the data set, which windows do not hold; None where the rows have none.
         sizes: the names of the d lengths, where there are several, or one that is not the length of a list of tokens.
+        units: a number for each sample, int64 (n,): neighbours with equal ones stay together; None: each by itself.
     """
 
     epoch: int
@@ -67,6 +68,7 @@ class PlanningWindow:
     whole: IntArray | None = None
     turn: InTurn | None = None
     sizes: tuple[str, ...] = ()
+    units: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -123,8 +125,8 @@ class PlanningWindow:
 
     def part(self, numbers: IntArray) -> PlanningWindow:
         """The window as far as some of its samples go, so that no other rows are located."""
-        whole = None if self.whole is None else self.whole[numbers]
-        return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers], whole=whole)
+        whole, units = (None if one is None else one[numbers] for one in (self.whole, self.units))
+        return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers], whole=whole, units=units)
 
     def truncated(self, columns: tuple[tuple[str, ...], ...], most: int, side: TruncateSide) -> PlanningWindow:
         """The window with at most `most` tokens of each sample: what users give `truncate_side` for."""

@@ -22,20 +22,23 @@ from brimful.core.header import described
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, not_in_state, running
 from brimful.index.index import Index
-from brimful.index.indexed import Indexed, Repeat, Reread
+from brimful.index.indexed import Indexed, Repeat, Reread, next_unit, unit_begin
 from brimful.index.views import ChosenIndex, PromptedIndex, UnmaskedIndex
 from brimful.plan import OverlongError, Policy
-from brimful.plan.errors import warn_once
+from brimful.plan.errors import DataError, warn_once
 from brimful.plan.once import once
 from brimful.plan.overlong import placeable
 from brimful.plan.window import rest_rows, window_ends, window_rows
 from brimful.rows.buffer import ReplayBuffer, check_replay
 from brimful.rows.columns import Choice
 from brimful.rows.pace import Patience
+from brimful.rows.units import fill_units, held_units
 from brimful.tables.blocks import Block, begins, visible
 from brimful.tables.checksums import checksums, in_state
+from brimful.tables.origins import where
 from brimful.tables.ragged import MASK, TOKENS, distinct, prompted, unmasked
 from brimful.tables.texts import TokenizedText, texts_in
+from brimful.tables.units import begins_unit, unit_numbers
 
 AUTO_BYTES: Final = 256 << 20
 """The most that the length columns of one window may take where its size is chosen for the user."""
@@ -54,7 +57,8 @@ class Windowed(Stage[PlanningWindow]):
     judged once.
 
     `unmasked`: columns without the tokens that `attention_mask`, one of them, hides. `text`: what windows need not hold. `sides`:
-    the prefixes of columns that begin with the prompt, where there is one.
+    the prefixes of columns that begin with the prompt, where there is one. `is_step`: each window is an optimizer step, of `size`
+    rows, or of whole units of no more.
     """
 
     verb = ""
@@ -69,9 +73,15 @@ class Windowed(Stage[PlanningWindow]):
     text: TokenizedText = not_in_state(TokenizedText())
     length_version: str | None = not_in_state(None)
     sides: tuple[str, ...] = not_in_state(())
+    is_step: bool = not_in_state(False)
 
     def settings(self) -> dict[str, Any]:
         return {"window": self.size or "auto", "length_column": [*map(described, self.length_columns)]}
+
+    @property
+    def keeps_units(self) -> bool:
+        """Whether a window ends where a unit does."""
+        return facts_of(self).units is not None
 
     @property
     def size_names(self) -> tuple[str, ...]:
@@ -102,8 +112,10 @@ class Buffered(Windowed):
     `first`: the rows of the first window where a size is given; each later one has four times as many too. It is for batches in
     arrival order, which are the same in windows of any size.
 
-    State: a position of `ReplayBuffer`, "epoch", "window" (its number) and "size". A resume reads the rows of the window again,
-    in whatever blocks they come then.
+    Where neighbours are units, a window has those that begin in it: what is beyond its rows is missing from the next one.
+
+    State: a position of `ReplayBuffer`, "epoch", "window" (its number), "size", and "beyond", the rows of the next window that
+    the last one had. A resume reads the rows of the window again, in whatever blocks they come then.
 
     `in_turn`: batches of `first` rows are in arrival order, and windows of any number of them give the same ones: each has those
     that are at hand. "window" is the number of the next batch then, and a resume reads the block again in which that begins.
@@ -122,22 +134,47 @@ class Buffered(Windowed):
 
     def items(self, at: State, run: Run) -> Generator[tuple[PlanningWindow, State], None, None]:
         with ReplayBuffer(self.upstream, at, run, seen=self.text.held, compared=self.text.without) as held:
-            windows = self._at_hand if self.in_turn else self._whole
-            yield from windows(held, at["epoch"], at["window"], at["size"], run)
+            if self.in_turn:
+                yield from self._at_hand(held, at["epoch"], at["window"], at["size"], run)
+            else:
+                yield from self._whole(held, at["epoch"], at["window"], at["size"], at.get("beyond", 0))
 
     def _whole(
-        self, held: ReplayBuffer, epoch: int, number: int, size: int, run: Run
+        self, held: ReplayBuffer, epoch: int, number: int, size: int, beyond: int
     ) -> Generator[tuple[PlanningWindow, State], None, None]:
         if not size and held.fill(AUTO_SAMPLE):
             size = self._resolve(self._seen(held.peek().slice(0, AUTO_SAMPLE)))
         while True:
+            if self.is_step:
+                if not (rows := self._step_rows(held, size)):
+                    return
+                window = self._window(epoch, number, self._seen(held.take(rows)))
+                number += 1
+                yield window, {**held.position, "epoch": epoch, "window": number, "size": size} if held.rows else END
+                continue
             most = self._most(size, number)
-            if not (rows := held.fill(most + rest_rows(most))):
+            if 0 < most <= beyond:  # a unit has all that would begin here
+                number, beyond = number + 1, beyond - most
+                continue
+            if not (rows := held.fill(most + rest_rows(most) - beyond)):
                 return
-            window = self._window(epoch, number, self._seen(held.take(window_ends(rows, most))))
-            number += 1
-            named = {"epoch": epoch, "window": number, "size": size}
+            rows = count = window_ends(rows + beyond, most) - beyond
+            if self.keeps_units:
+                rows = fill_units(held, count)
+            window = self._window(epoch, number, self._seen(held.take(rows)))
+            number, beyond = number + 1, rows - count
+            named = {"epoch": epoch, "window": number, "size": size} | ({"beyond": beyond} if beyond else {})
             yield window, {**held.position, **named} if held.rows else END
+
+    def _step_rows(self, held: ReplayBuffer, size: int) -> int:
+        """How many rows the next step has."""
+        rows = held.fill(size + 1)
+        if rows <= size or not self.keeps_units:
+            return min(rows, size)
+        begins = np.flatnonzero(begins_unit(held_units(held)[: size + 1]))
+        if begins[-1]:
+            return int(begins[-1])
+        raise unit_beyond_step(self, size, where(held.peek(), 0))
 
     def _at_hand(
         self, held: ReplayBuffer, epoch: int, number: int, size: int, run: Run
@@ -192,7 +229,9 @@ class Buffered(Windowed):
         rows = np.arange(block.num_rows)
         found = checksums(self.text.without(block))
         lengths = self._lengths(block)
-        return PlanningWindow(epoch, number, lengths, rows, lambda own: (block, own), found, sizes=self.size_names)
+        units = unit_numbers(block) if self.keeps_units else None
+        window = PlanningWindow(epoch, number, lengths, rows, lambda own: (block, own), found)
+        return replace(window, sizes=self.size_names, units=units)
 
     def _seen(self, block: Block) -> Block:
         """Rows as they are planned."""
@@ -236,7 +275,7 @@ class Planned(Windowed):
         index, count = self._index, self.upstream.count_in(epoch)
         if count == 0:
             return
-        edits, reread = self.upstream.edits(epoch), Reread(self.upstream, epoch, number * size, run)
+        edits, reread = self.upstream.edits(epoch), Reread(self.upstream, epoch, at.get("place", number * size), run)
         if self.batches is not None and not self.size and size != self._judged:
             warn_once(
                 "this epoch goes on with windows of %s samples, as it began. From the next epoch on, windows have %s samples, so "
@@ -246,22 +285,37 @@ class Planned(Windowed):
                 f"{self._judged:,}",
                 size,
             )
-        rows = self.upstream.order(epoch)
-        first = number * size
+        rows, keeps = self.upstream.order(epoch), self.keeps_units
+        first = at.get("place", number * size)
+        if keeps and not self.is_step:
+            first = next_unit(index, rows, first, count)
         while first != count:
-            last = first + (size if count is None else window_ends(count - first, size))
+            if self.is_step:
+                last = first + size if count is None else min(first + size, count)
+            else:
+                begin = number * size if keeps else first
+                last = begin + (size if count is None else window_ends(count - begin, size))
             last = min((place for place in edits if first < place < last), default=last)
+            if keeps and self.is_step and last != count:
+                last = unit_begin(index, rows, last)
+                if last <= first:
+                    raise unit_beyond_step(self, size, f"sample {first:,} of epoch {epoch:,}")
+            elif keeps:
+                last = next_unit(index, rows, last, count)
+            number += 1
+            if last <= first:  # a unit has all that would begin here
+                continue
             reread.place = last
             numbers = rows(first, last)
             lengths = self._lengths(numbers)
             window = PlanningWindow(
-                *(epoch, number, lengths, numbers, index.locate),
+                *(epoch, number - 1, lengths, numbers, index.locate),
                 index=index,
                 texts_at=self._texts_at,
                 sizes=self.size_names,
+                units=np.cumsum(begins_unit(index.units_at(numbers), numbers)) if keeps else None,
             )
-            number += 1
-            state = {"epoch": epoch, "window": number, "size": size}
+            state = {"epoch": epoch, "window": number, "size": size} | ({"place": last} if self.is_step else {})
             yield window, END if last == count else self.upstream.reached(last, state)
             first = last
 
@@ -322,6 +376,16 @@ class Planned(Windowed):
         return max(
             [auto_rows(self.policy, lengths, batches) for batches in needs]
         )  # no generator: a policy may raise StopIteration
+
+
+def unit_beyond_step(stage: Windowed, size: int, place: str) -> DataError:
+    """The error for a unit that has more samples than an optimizer step."""
+    units = facts_of(stage).units
+    assert units is not None
+    return DataError(
+        f"a unit of {units.key!r} has more samples than samples_per_step={size:,} ({place}), and no step may part it; filter "
+        "it, or take more samples a step"
+    )
 
 
 class WindowAt(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from brimful.plan.errors import name_of
 from brimful.plan.once import settings_of
@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from brimful.core.stage import Stage
 
 Seam: TypeAlias = Literal["ends", "passes", "joins"]
+Within: TypeAlias = Literal["batch", "step"]
 Tokenizers: TypeAlias = dict[str, tuple[Any, ...]]
+
+
+class Together(NamedTuple):
+    """Neighbouring rows with one key stay together: in one batch, or in one optimizer step."""
+
+    key: str
+    within: Within
+
+    def __str__(self) -> str:
+        return f"units({self.key!r}{'' if self.within == 'batch' else ', within=' + repr(self.within)})"
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,8 @@ class Facts:
             rows are the samples. Raises a ValueError where it works on what is in rows, and these are numbers.
         newest: when the newest of the files that it reads was written, and its name; (0.0, "") where nobody says.
         first_shard: the name of the first file of a source that reads files; "" of other sources, and of several.
+        units: which neighbouring rows stay together; None: no stage says that.
+        mixed_by: what has moved rows away from their neighbours, and what to do instead, in words; "" where nothing has.
         nulls: of the columns that some of the data sets that it joins lack: which ones, in words.
         batches: what is known of batches, where it makes some: see `batching.facts`.
     """
@@ -85,6 +98,8 @@ class Facts:
     originals: Callable[[], Any] = lambda: None
     newest: Callable[[], tuple[float, str]] = lambda: (0.0, "")
     first_shard: Callable[[], str] = str
+    units: Together | None = None
+    mixed_by: str = ""
     nulls: Callable[[], dict[str, str]] = dict
     batches: Any = None
 
@@ -131,6 +146,8 @@ def following(stage: Stage[Any], *inputs: Facts, **known: Any) -> Facts:
         "originals": lambda: refuse_originals(stage, *inputs),
         "newest": lambda: max((each.newest() for each in inputs), default=(0.0, "")),
         "first_shard": one.first_shard,
+        "units": one.units,
+        "mixed_by": next((each.mixed_by for each in inputs if each.mixed_by), ""),
         "nulls": one.nulls,
         "batches": one.batches,
     }
@@ -234,6 +251,41 @@ def refuse_static_buffers(stage: Stage[Any], holder: str) -> None:
             f"{holder} holds a batch while the next one is made, and static_buffers puts both into the same tensors. Leave "
             "static_buffers out"
         )
+
+
+def refuse_units(stage: Stage[Any], method: str, does: str, remedy: str = "") -> None:
+    """Refuses what would part rows that stay together.
+
+    Args:
+        does: what the method does to the rows.
+        remedy: what to do; by default to call the method before `units`.
+    Raises:
+        ValueError: naming the method, the key and the way out.
+    """
+    if (units := facts_of(stage).units) is not None:
+        raise ValueError(
+            f"{method} {does}, and would part the units of {units.key!r}: "
+            f"{remedy or f'call {method} before units, or leave units out'}"
+        )
+
+
+def same_units(stage: Stage[Any], inputs: tuple[Facts, ...]) -> Together | None:
+    """Which rows stay together in several data sets.
+
+    Raises:
+        ValueError: they differ in that.
+    """
+    found = [one.units for one in inputs]
+    for number, one in enumerate(found):
+        if one != found[0]:
+            both = (
+                f"data set {which} has {'no units' if own is None else own}"
+                for which, own in ((0, found[0]), (number, one))
+            )
+            raise ValueError(
+                f"{named(stage)}: {' and '.join(both)}. Call units on each of them, or on none, in the same way"
+            )
+    return found[0] if found else None
 
 
 # -- names -----------------------------------------------------------------------------------------------------------------

@@ -100,6 +100,10 @@ class Index(ABC):
         """
         return None
 
+    def units_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row at which the unit of each of these rows begins, int64 (len(numbers),). Without units each row is one."""
+        return numbers
+
     def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
         """The values of a column of numbers in these rows, float64 (len(numbers),), NaN where one is null; None, where whole
         rows would have to be made for it, one by one."""

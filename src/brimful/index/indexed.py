@@ -20,8 +20,9 @@ from brimful.index.views import ChosenIndex, SelectedIndex
 from brimful.plan.errors import DataError, StateError
 from brimful.plan.once import once
 from brimful.rows.columns import Choice
-from brimful.tables.blocks import Block
-from brimful.tables.ragged import EMPTY
+from brimful.tables.blocks import UNIT, Block
+from brimful.tables.ragged import EMPTY, array_of, with_column
+from brimful.tables.units import EPOCH_BITS, begins_unit
 
 RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]
 """The row numbers at the places `first` to `last - 1` of an epoch, int64 (last - first,), whatever lies before them.
@@ -154,6 +155,7 @@ class Indexed(Stage[Block]):
         rows = self.order(epoch)
         first, most = (FIRST_FETCHED, FETCHED) if facts_of(self).one_by_one else (FIRST_ROWS, BLOCK_ROWS)
         numbers = np.zeros(0, dtype=np.int64)
+        units = _Units(self.index, rows, epoch, done) if facts_of(self).units is not None else None
         while done != count:
             # by the place alone, so that a resume has the same blocks
             last = done + min(most, max(first, done))
@@ -161,6 +163,8 @@ class Indexed(Stage[Block]):
             numbers = np.concatenate((numbers, rows(done + len(numbers), last)))
             size = self._block_rows(numbers)
             block = self.index.take(numbers[:size])
+            if units is not None:
+                block = with_column(block, UNIT, array_of(units.of_next(numbers[:size])))
             numbers = numbers[size:]
             done += size
             reread.place = done
@@ -181,6 +185,53 @@ class Indexed(Stage[Block]):
         for name in self.index.list_columns:
             values += self.index.lengths_at(numbers, (name,), required=False)
         return max(1, int(np.searchsorted(np.cumsum(values), 4 * BLOCK_BYTES, side="right")))
+
+
+class _Units:
+    """The numbers of the units of rows that come one after another, from a place of an epoch on."""
+
+    def __init__(self, index: Index, rows: RowNumbers, epoch: int, place: int) -> None:
+        self._index, self._epoch, self._place = index, epoch, place
+        self._began = unit_begin(index, rows, place - 1) if place else 0
+        self._before = rows(place - 1, place) if place else np.zeros(0, np.int64)
+
+    def of_next(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the next rows, which have these numbers in the index: the place at which their unit begins, and the epoch."""
+        near = np.concatenate([self._before, numbers])
+        begins = begins_unit(self._index.units_at(near), near)[len(self._before) :]
+        places = np.where(begins, self._place + np.arange(len(numbers)), self._began)
+        starts = np.maximum.accumulate(places)
+        self._place += len(numbers)
+        self._began, self._before = int(starts[-1]), numbers[-1:]
+        return (self._epoch << EPOCH_BITS) + starts
+
+
+def next_unit(index: Index, rows: RowNumbers, place: int, count: int | None) -> int:
+    """The first place from `place` on at which a unit begins, or the end of the epoch."""
+    if not place or (count is not None and place >= count):
+        return place if count is None else min(place, count)
+    first, some = place - 1, FIRST_ROWS
+    while count is None or first + 1 < count:
+        last = first + some if count is None else min(first + some, count)
+        numbers = rows(first, last)
+        begins = np.flatnonzero(begins_unit(index.units_at(numbers), numbers)[1:])
+        if len(begins):
+            return first + 1 + int(begins[0])
+        first, some = last - 1, 2 * some
+    return count
+
+
+def unit_begin(index: Index, rows: RowNumbers, place: int) -> int:
+    """The place at which the unit of the sample at a place begins."""
+    last, some = place + 1, FIRST_ROWS
+    while True:
+        first = max(0, last - some)
+        numbers = rows(first, last)
+        begins = begins_unit(index.units_at(numbers), numbers)
+        begins[0] = not first
+        if begins.any():
+            return first + int(np.flatnonzero(begins)[-1])
+        last, some = first + 1, 2 * some
 
 
 class Reread:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.facts import Facts, refuse_originals, verb_of
+from brimful.core.facts import Facts, refuse_originals, refuse_units, same_units, verb_of
 from brimful.core.header import described
 from brimful.core.stage import not_in_state, with_inputs
 from brimful.index.index import Index, lengths_by_column
@@ -21,7 +21,7 @@ from brimful.plan.errors import MOST, DataError, StateError
 from brimful.plan.mix import ENDLESS, Stop
 from brimful.plan.once import once
 from brimful.plan.schedule import Course, Schedule, Segment, check, segments_of, spans_of
-from brimful.rows.mixing import is_unchanged, keys_of, keys_saved, mixture_settings, weights_saved
+from brimful.rows.mixing import MIXED, is_unchanged, keys_of, keys_saved, mixture_settings, weights_saved
 from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal
 from brimful.tables.ragged import LABELS, REMEDIES, array_of, distinct, no_column
@@ -35,7 +35,7 @@ class Joined(Indexed):
     upstreams: tuple[Indexed, ...]
 
     def facts(self, *inputs: Facts) -> Facts:
-        return replace(super().facts(*inputs), nulls=nulls_of(*inputs))
+        return replace(super().facts(*inputs), nulls=nulls_of(*inputs), units=same_units(self, inputs))
 
     @property
     def index(self) -> Index:
@@ -133,6 +133,12 @@ class JoinedIndex(Index):
             counts = self.parts[part].num_labels_at(own, column)
             assert counts is not None
             out[:, at] = counts
+        return out
+
+    def units_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        out = np.empty(len(numbers), dtype=np.int64)
+        for part, at, own in self._by_part(numbers):
+            out[at] = self.parts[part].units_at(own) + self.starts[part]
         return out
 
     def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
@@ -245,7 +251,8 @@ class Interleave(Joined):
             return (any if self.stop == "first" else all)(one.ends() for one in inputs)
 
         found = super().facts(*inputs)
-        return replace(found, ends=ends, draws=found.draws if self.draws is None else self.draws)
+        draws = found.draws if self.draws is None else self.draws
+        return replace(found, ends=ends, draws=draws, mixed_by=MIXED)
 
     def as_saved(self, entry: Mapping[str, Any]) -> Interleave:
         """As `core.replay.Mixture` says; so are the others."""
@@ -383,6 +390,8 @@ class Zip(Indexed):
     upstreams: tuple[Indexed, ...]
 
     def facts(self, *inputs: Facts) -> Facts:
+        for one in self.upstreams:
+            refuse_units(one, "zip_datasets", "pairs rows one by one", "call units on the result of zip_datasets")
         return replace(
             super().facts(*inputs), originals=partial(refuse_originals, self, *inputs)
         )  # it works on columns

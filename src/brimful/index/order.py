@@ -10,14 +10,18 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.facts import Facts, rng_slot
+from brimful.core.facts import Facts, facts_of, refuse_units, rng_slot
 from brimful.core.stage import with_inputs
-from brimful.index.indexed import SPAN, Indexed, Reordered, RowNumbers, Source
+from brimful.index.index import Index, RowSet
+from brimful.index.indexed import SPAN, Indexed, Reordered, RowNumbers, Source, next_unit, unit_begin
 from brimful.plan import random
 from brimful.plan.errors import check_count, integer
 from brimful.plan.once import once
+from brimful.plan.units import permuted
 from brimful.plan.window import rest_rows
 from brimful.rows.counting import checked
+from brimful.rows.units import parts_unit
+from brimful.tables.units import begins_unit
 
 RUN_ROWS: Final = 64
 WINDOW_RUNS: Final = 2048
@@ -123,6 +127,19 @@ class Order:
         return max(0, int(np.searchsorted(starts, place, side="right")) - 1)
 
 
+def announced(order: Order, index: Index) -> RowNumbers:
+    """The rows of an order. The index is told of those that are shuffled among one another, and of what follows them."""
+    if not index.prefetches:
+        return order.rows
+
+    def rows(first: int, last: int) -> NDArray[np.int64]:
+        windows = order.windows(first, last)
+        index.prefetch_hint([RowSet((order.count, order.key, number), *order.window(number)) for number in windows])
+        return order.rows(first, last)
+
+    return rows
+
+
 @dataclass(frozen=True)
 class Slice(Reordered):
     """The samples at the places `range(first, last, step)`; `last` None: to the end.
@@ -140,6 +157,10 @@ class Slice(Reordered):
     last: int | None
     step: int
     words: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.step > 1:
+            refuse_units(self.upstream, "stride", "takes samples one by one")
 
     @classmethod
     def between(cls, upstream: Indexed, first: int, last: int, step: int) -> Slice:
@@ -203,6 +224,8 @@ class Slice(Reordered):
 
     def order(self, epoch: int) -> RowNumbers:
         rows, origin, step = self.upstream.order(epoch), self.first, self.step
+        if facts_of(self).units is not None:
+            self._refuse_parts(rows, self.upstream.count_in(epoch))
         some = max(1, SPAN // step)  # at a time, so that memory does not grow with the step
 
         def part(first: int, last: int) -> NDArray[np.int64]:
@@ -214,11 +237,27 @@ class Slice(Reordered):
 
         return part
 
+    def _refuse_parts(self, rows: RowNumbers, count: int | None) -> None:
+        """Refuses to begin or end inside a unit.
+
+        Raises:
+            DataError: with the numbers that would not.
+        """
+        for verb, place in (("skip", self.first), ("take", self.last)):
+            if place is not None and place > 0 and (count is None or place < count):
+                begin = unit_begin(self.index, rows, place)
+                if begin < place:
+                    end = next_unit(self.index, rows, place, count)
+                    remedy = (
+                        f"The unit has the samples {begin:,} to {end - 1:,}: {verb}({begin}) or {verb}({end}) would do"
+                    )
+                    raise parts_unit(self, f"{verb}({place})", f"sample {place:,}", remedy)
+
 
 @dataclass(frozen=True)
 class Shuffle(Reordered):
     """The samples of each window of `buffer_size` in a random order, another one each epoch; a last window shorter than
-    half joins the one before it.
+    half joins the one before it. Units move as a whole: a window begins with the first that begins in it.
 
     Price: 20 ns a sample of the windows touched; two of them are kept.
     """
@@ -231,7 +270,8 @@ class Shuffle(Reordered):
         check_count(self, "seed", None)
 
     def facts(self, *inputs: Facts) -> Facts:
-        return replace(super().facts(*inputs), draws=inputs[0].draws + 1)
+        mixed_by = "shuffle moves each row by itself. Call units before it, which moves whole units then"
+        return replace(super().facts(*inputs), draws=inputs[0].draws + 1, mixed_by=mixed_by)
 
     @property
     def count(self) -> int | None:
@@ -242,20 +282,30 @@ class Shuffle(Reordered):
         at = rng_slot(self)
         most = None if count is None else max(0, count // size - (count % size < rest_rows(size)))  # the last window
 
+        index, keeps = self.index, facts_of(self).units is not None
+
+        @lru_cache(maxsize=4)
+        def begin(number: int) -> int:
+            return next_unit(index, below, number * size, count) if keeps else number * size
+
         def number_of(place: int) -> int:
-            return place // size if most is None else min(place // size, most)
+            number = place // size if most is None else min(place // size, most)
+            while begin(number) > place:
+                number -= 1
+            return number
 
         @lru_cache(maxsize=2)
         def window(number: int) -> NDArray[np.int64]:
-            end = (number + 1) * size if number != most or count is None else count
-            rows = below(number * size, end)
-            return rows[random.permutation(len(rows), random.key(self.seed, at, epoch, number))]
+            end = begin(number + 1) if number != most or count is None else count
+            rows = below(begin(number), end)
+            units = np.cumsum(begins_unit(index.units_at(rows), rows), dtype=np.int64) if keeps else None
+            return rows[permuted(units, len(rows), random.key(self.seed, at, epoch, number))]
 
         def rows(first: int, last: int) -> NDArray[np.int64]:
             pieces = [np.zeros(0, dtype=np.int64)]
             if first < last:
                 for number in range(number_of(first), number_of(last - 1) + 1):
-                    pieces.append(window(number)[max(0, first - number * size) : last - number * size])
+                    pieces.append(window(number)[max(0, first - begin(number)) : last - begin(number)])
             return np.concatenate(pieces)
 
         return rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -16,9 +15,9 @@ from brimful.core.facts import Facts, facts_of, rng_slot
 from brimful.core.header import CHECKSUMS, header_of
 from brimful.core.repeat import awaited
 from brimful.core.stage import BLOCK_ROWS, Stage
-from brimful.index.index import BlockIndex, DataIndex, Index, RowSet
+from brimful.index.index import BlockIndex, DataIndex, Index
 from brimful.index.indexed import RowNumbers, Source
-from brimful.index.order import Order
+from brimful.index.order import Order, announced
 from brimful.plan import random
 from brimful.plan.errors import DataError, check_bool, check_count
 from brimful.plan.once import once
@@ -169,6 +168,8 @@ class FromSequence(Source):
             functions=tuple(rows.functions()),
             originals=lambda: rows.originals,
             newest=rows.newest,
+            mixed_by="shuffle=True moves each row by itself. Leave it out, and call units and then shuffle"
+            * self.shuffle,
         )
 
     @property
@@ -194,12 +195,6 @@ class FromSequence(Source):
         return self.rows
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
-        order = Order(len(index), random.key(self.seed, rng_slot(self), epoch) if self.shuffle else None)
-        return partial(_announced, order, index) if index.prefetches else order.rows
-
-
-def _announced(order: Order, index: Index, first: int, last: int) -> NDArray[np.int64]:
-    """Rows of an order; the index is told of those that are shuffled among one another, and of what follows them."""
-    windows = order.windows(first, last)
-    index.prefetch_hint([RowSet((order.count, order.key, number), *order.window(number)) for number in windows])
-    return order.rows(first, last)
+        return announced(
+            Order(len(index), random.key(self.seed, rng_slot(self), epoch) if self.shuffle else None), index
+        )

@@ -71,6 +71,9 @@ class View(Index):
     def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:
         return self.source.num_labels_at(self.in_base(numbers), column)
 
+    def units_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.base.units_at(self.in_base(numbers))
+
     def values_at(self, numbers: NDArray[np.int64], column: str) -> NDArray[np.float64] | None:
         return self.source.values_at(self.in_base(numbers), column)
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, final
 
 from brimful.async_loader import AsyncLoader, stage_of
 from brimful.batching.facts import is_sharded
+from brimful.batching.micro_batches import refuse_as_needed
 from brimful.core.facts import facts_of
 from brimful.core.states import merge_states
 from brimful.loader import Loader
@@ -104,7 +105,10 @@ def accumulated(loaders: Iterable[Any], given: int, setting: str, *, may_set: bo
     Raises:
         ValueError: it is another number, with both.
     """
-    made_for = [getattr(facts_of(stage_of(one)).batches, "micro_batches", None) for one in loaders]
+    known = [facts_of(stage_of(one)).batches for one in loaders]
+    for one in known:
+        refuse_as_needed(getattr(one, "samples_per_step", None), f"{setting}={given}")
+    made_for = [getattr(one, "micro_batches", None) for one in known]
     if given == 1 and may_set:
         given = next((number for number in made_for if number is not None), 1)
     for batches in made_for:

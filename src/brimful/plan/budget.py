@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.plan.buckets import Rounding, as_buckets
-from brimful.plan.cut import Cut, assemble, cut_fewest, cut_greedy, cut_priced, plan_sorted
+from brimful.plan.cut import Cut, assemble, cut_fewest, cut_greedy, cut_priced, plan_sorted, plan_units
 from brimful.plan.errors import check_count, finite, function, integer, one_of, other_signature
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, widths
@@ -61,7 +61,7 @@ class FixedSize:
         """
         return None
 
-    def plan(self, lengths: ArrayLike) -> Plan:
+    def plan(self, lengths: ArrayLike, *, units: ArrayLike | None = None) -> Plan:
         """Batches of `n` samples, each padded to its longest.
 
         Example:
@@ -72,7 +72,9 @@ class FixedSize:
         lengths = as_lengths(lengths)
         padded = np.maximum(lengths, 1)
         if self.sort:
-            return plan_sorted(lengths, padded, lambda _: self.n, cut_greedy)
+            return plan_sorted(lengths, padded, lambda _: self.n, cut_greedy, units)
+        if units is not None:
+            return plan_units(lengths, padded, lambda _: self.n, units, sort=False)
         return assemble(lengths, padded, np.arange(len(lengths)), np.arange(0, len(lengths), self.n))
 
 
@@ -139,7 +141,7 @@ class TokenBudget:
         assert longest is not None
         return longest
 
-    def plan(self, lengths: ArrayLike) -> Plan:
+    def plan(self, lengths: ArrayLike, *, units: ArrayLike | None = None) -> Plan:
         """Batches of at most `max_tokens` slots.
 
         Example:
@@ -154,7 +156,7 @@ class TokenBudget:
         lengths = as_lengths(lengths)
         padded = self._rounding(lengths)
         self._refuse(lengths, padded)
-        return plan_sorted(lengths, padded, self.max_tokens.__floordiv__, self._cut())
+        return plan_sorted(lengths, padded, self.max_tokens.__floordiv__, self._cut(), units)
 
     def _cut(self) -> Cut:
         if self.planner == "greedy":
@@ -226,7 +228,7 @@ class StaticShapes:
         """
         return [(self.max_tokens // bucket, bucket) for bucket in self.buckets]
 
-    def plan(self, lengths: ArrayLike) -> Plan:
+    def plan(self, lengths: ArrayLike, *, units: ArrayLike | None = None) -> Plan:
         """Batches of full shapes; the last may have copies in it.
 
         Example:
@@ -234,7 +236,7 @@ class StaticShapes:
             >>> [batch.tolist() for batch in plan.batches], plan.padded_sizes.tolist(), plan.padded_lengths.tolist()
             ([[0, 1], [2]], [2, 8], [64, 16])
         """
-        plan = TokenBudget(self.max_tokens, buckets=self.buckets).plan(one_length(lengths, "StaticShapes"))
+        plan = TokenBudget(self.max_tokens, buckets=self.buckets).plan(one_length(lengths, "StaticShapes"), units=units)
         return replace(plan, padded_sizes=self.max_tokens // plan.padded_lengths)
 
 
@@ -363,7 +365,7 @@ class CostBudget:
         longest = largest(lambda length: self.cost(1, length), self.limit)
         return None if longest == ENDLESS else longest
 
-    def plan(self, lengths: ArrayLike) -> Plan:
+    def plan(self, lengths: ArrayLike, *, units: ArrayLike | None = None) -> Plan:
         """Batches that cost at most `limit`.
 
         Example:
@@ -378,7 +380,7 @@ class CostBudget:
             fits = widths(padded) <= max_length
             limit = f"limit={self.limit:,} (at most {max_length:,} tokens)"
             refuse_overlong(lengths, fits, max_length=max_length, limit=limit, remedy="raise the limit")
-        return plan_sorted(lengths, padded, self._rows, cut_greedy)
+        return plan_sorted(lengths, padded, self._rows, cut_greedy, units)
 
     def _rows(self, padded_length: int) -> int:
         return largest(lambda batch_size: self.cost(batch_size, padded_length), self.limit)

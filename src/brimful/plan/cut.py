@@ -8,15 +8,21 @@ sample it is asked with all, or, by `plan_sorted`, with their sum. A cut is the 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from math import prod, sqrt
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from brimful.plan.errors import counted
+from brimful.plan.overlong import refuse_sums, refuse_units
 from brimful.plan.plan import IntArray, Plan
+from brimful.plan.units import units_of
 
+NONE: Final[Mapping[str, int]] = {}
 MaxRows = Callable[[Any], int]
 Cut = Callable[[IntArray, MaxRows], IntArray]
 
@@ -26,8 +32,10 @@ _PLACES_PER_BATCH = 8  # beyond which `cut_priced` looks for no more: within .1 
 _IMPOSSIBLE = np.iinfo(np.int64).max
 
 
-def plan_sorted(lengths: IntArray, padded: IntArray, rows: MaxRows, cut: Cut) -> Plan:
-    """Sort, then cut: one length longest first and by `cut`, several greedily."""
+def plan_sorted(lengths: IntArray, padded: IntArray, rows: MaxRows, cut: Cut, units: ArrayLike | None = None) -> Plan:
+    """Sort, then cut: one length longest first and by `cut`, several, and `units`, greedily."""
+    if units is not None:
+        return plan_units(lengths, padded, rows if lengths.ndim == 1 else lambda widths: rows(sum(widths)), units)
     if lengths.ndim == 2:
         return plan_wide(lengths, padded, lambda widths: rows(sum(widths)))
     if not len(lengths):
@@ -51,6 +59,50 @@ def plan_wide(
     padded = padded[order]
     starts = cut_wide(padded, rows, None if totals is None else totals[order], limits)
     return assemble(lengths, padded, order, starts)
+
+
+def plan_units(
+    lengths: IntArray,
+    padded: IntArray,
+    rows: MaxRows,
+    units: ArrayLike,
+    *,
+    totals: IntArray | None = None,
+    limits: Mapping[str, int] = NONE,
+    sort: bool = True,
+) -> Plan:
+    """As `plan_sorted` and `plan_wide`, of whole units. A unit is as long as its longest sample, and takes a row for each.
+
+    Raises:
+        OverlongError: a unit has more samples than a batch of its length, or more in sum than a limit.
+    """
+    if not len(lengths):
+        return Plan.of(lengths, [])
+    own = units_of(units, len(lengths))
+    longest = own.greatest(padded)
+    at_most = rows_at(longest, rows)
+    refuse_units(
+        own,
+        own.counts <= at_most,
+        lambda unit: (
+            f"is padded to {' + '.join(f'{n:,}' for n in np.atleast_1d(longest[unit]))} tokens, and cannot fit a batch of that "
+            f"length, which has at most {counted(int(at_most[unit]), 'sample')}"
+        ),
+        "raise the budget",
+    )
+    sums = None if totals is None else own.sums(totals)
+    if sums is not None:
+        refuse_sums(own, sums, limits)
+    wide = longest.reshape(len(longest), -1)
+    ask = rows if padded.ndim == 2 else lambda widths: rows(widths[0])
+    order = np.arange(len(wide))
+    if sort:
+        sums_of = own.greatest(lengths) if padded.ndim == 1 else wide.sum(axis=1)
+        order = snake(wide, ask) if wide.shape[1] == 2 else longest_first(sums_of)
+    starts = cut_wide(wide[order], ask, None if sums is None else sums[order], [*limits.values()], own.counts[order])
+    plan = assemble(lengths, longest[order], order, starts)
+    bounds = np.append(0, np.cumsum(own.counts[order]))[plan.bounds]
+    return replace(plan, numbers=own.samples(order), bounds=bounds, padded_sizes=np.diff(bounds))
 
 
 def assemble(lengths: IntArray, padded: IntArray, order: IntArray, starts: IntArray) -> Plan:
@@ -111,21 +163,30 @@ def cut_greedy(padded: IntArray, rows: MaxRows) -> IntArray:
     return np.array(starts, dtype=np.int64)
 
 
-def cut_wide(padded: IntArray, rows: MaxRows, totals: IntArray | None = None, limits: Sequence[int] = ()) -> IntArray:
+def cut_wide(
+    padded: IntArray,
+    rows: MaxRows,
+    totals: IntArray | None = None,
+    limits: Sequence[int] = (),
+    counts: IntArray | None = None,
+) -> IntArray:
     """Batches as large as they may be, of samples of d lengths (n, d) in the order given, whose `totals` (n, t) have sums within
-    `limits`."""
+    `limits`. Where there are `counts` (n,), each takes so many rows."""
     starts = []
     start = 0
     sums = [] if totals is None else [*np.cumsum(totals, axis=0).T]
+    ends = np.arange(1, len(padded) + 1) if counts is None else np.cumsum(counts)
     while start < len(padded):
         starts.append(start)
-        end = start + rows(tuple(padded[start].tolist()))
+        filled = int(ends[start - 1]) if start else 0
+        end = int(np.searchsorted(ends, filled + rows(tuple(padded[start].tolist())), side="right"))
         for so_far_of, limit in zip(sums, limits):
             before = so_far_of[start - 1] if start else 0
             end = min(end, max(start + 1, int(np.searchsorted(so_far_of, before + limit, side="right"))))
         block = padded[start:end]
         so_far = np.maximum.accumulate(block, axis=0).tolist()
-        start += bisect_left(range(len(block)), True, key=lambda size: rows(tuple(so_far[size])) <= size)
+        taken = (ends[start:end] - filled).tolist()
+        start += bisect_left(range(len(block)), True, key=lambda at: rows(tuple(so_far[at])) < taken[at])
     return np.array(starts, dtype=np.int64)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.plan.budget import ENDLESS, largest
-from brimful.plan.cut import cut_greedy, plan_sorted, plan_wide, rows_at
+from brimful.plan.cut import cut_greedy, plan_sorted, plan_units, plan_wide, rows_at
 from brimful.plan.errors import finite, integer, logger, one_of
 from brimful.plan.once import once, settings_of
 from brimful.plan.overlong import refuse_overlong
@@ -143,7 +143,7 @@ class MemoryBudget:
         longest = largest(lambda length: not self._rows(length), 0)
         return None if longest == ENDLESS else longest
 
-    def plan(self, lengths: ArrayLike) -> Plan:
+    def plan(self, lengths: ArrayLike, *, units: ArrayLike | None = None) -> Plan:
         """Batches whose peak is within the limit, as the model says.
 
         Example:
@@ -168,10 +168,10 @@ class MemoryBudget:
         padded, rows = np.maximum(lengths, 1), cache(self._rows)
         if lengths.ndim == 2:
             self._refuse(lengths, rows_at(padded, rows) > 0)
-            plan = plan_wide(lengths, padded, rows)
+            plan = plan_wide(lengths, padded, rows) if units is None else plan_units(lengths, padded, rows, units)
         else:
             self._refuse(lengths, padded <= (self.max_length or ENDLESS))
-            plan = plan_sorted(lengths, padded, rows, cut_greedy)
+            plan = plan_sorted(lengths, padded, rows, cut_greedy, units)
         _look_beyond(self.model, plan)
         return plan if self.order == "longest_first" else _hardest_first(self.model, plan)
 

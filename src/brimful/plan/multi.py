@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from brimful.plan.budget import ENDLESS, as_limits, share
-from brimful.plan.cut import plan_wide
+from brimful.plan.cut import plan_units, plan_wide
 from brimful.plan.errors import check_count
 from brimful.plan.overlong import refuse_beyond
 from brimful.plan.pack import rows_within
@@ -101,11 +101,12 @@ class MultiBudget:
             return self.total[self.columns[0]]
         return self.padded[self.columns[0]] // self.pad_to_multiple_of * self.pad_to_multiple_of
 
-    def plan(self, sizes: ArrayLike | Mapping[str, ArrayLike]) -> Plan:
+    def plan(self, sizes: ArrayLike | Mapping[str, ArrayLike], *, units: ArrayLike | None = None) -> Plan:
         """Batches within all limits.
 
         Args:
             sizes: the sizes of each sample by name, (n,) each; or an array (n, d) in the order of `columns`.
+            units: a number for each sample, (n,). Neighbours with equal ones are in one batch.
         Raises:
             ValueError: other sizes than those of the limits.
         Example:
@@ -124,9 +125,9 @@ class MultiBudget:
         )
         wide = isinstance(sizes, Mapping) or np.ndim(sizes) > 1
         if count:
-            plan = self._cut(values, lengths, totals)
+            plan = self._cut(values, lengths, totals, units)
         else:
-            plan = rows_within(values, values, [*self.total.values()], self.max_samples)
+            plan = rows_within(values, values, self.total, self.max_samples, units)
         return plan if wide else replace(plan, padded_lengths=plan.padded_lengths[:, 0])
 
     def divided(self, parts: int) -> MultiBudget:
@@ -152,13 +153,16 @@ class MultiBudget:
             raise ValueError(f"the limits are of {len(names)} sizes, {', '.join(names)} (got shape {given.shape})")
         return values
 
-    def _cut(self, values: IntArray, lengths: IntArray, totals: IntArray) -> Plan:
+    def _cut(self, values: IntArray, lengths: IntArray, totals: IntArray, units: ArrayLike | None) -> Plan:
         limits, samples = [*self.padded.values()], self.max_samples or ENDLESS
 
         def rows(widths: tuple[int, ...]) -> int:
             return min(samples, *(limit // width for limit, width in zip(limits, widths, strict=True)))
 
-        plan = plan_wide(lengths, lengths, rows, totals, [*self.total.values()])
+        if units is None:
+            plan = plan_wide(lengths, lengths, rows, totals, [*self.total.values()])
+        else:
+            plan = plan_units(lengths, lengths, rows, units, totals=totals, limits=self.total)
         greatest = np.zeros((len(plan), totals.shape[1]), np.int64)
         if totals.size:
             greatest = longest_of_each(totals, plan.numbers, plan.bounds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.plan.buckets import Rounding
-from brimful.plan.errors import integer, of_setting, one_of
+from brimful.plan.errors import counted, integer, of_setting, one_of
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
+from brimful.plan.units import Units, units_of, whole
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]
 
@@ -126,7 +127,45 @@ def refuse_beyond(
     )
 
 
-def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") -> tuple[Plan, dict[str, int]]:
+def refuse_units(units: Units, fits: NDArray[np.bool_], why: Callable[[int], str], remedy: str) -> None:
+    """Raise for the first unit that does not fit, and name the samples of all of them.
+
+    Args:
+        fits: which units can be placed, (u,).
+        why: how much unit i has, and what it cannot fit, in words.
+        remedy: the end of the message.
+    Raises:
+        OverlongError: at least one of `fits` is False.
+    """
+    if fits.all():
+        return
+    wrong = np.flatnonzero(~fits)
+    unit = int(wrong[0])
+    sample, count = int(units.begins[unit]), counted(int(units.counts[unit]), "sample")
+    raise OverlongError(
+        f"a unit of {count} (sample {sample:,}) {why(unit)}; filter it, or {remedy}",
+        sample=sample,
+        samples=tuple(units.samples(wrong).tolist()),
+    )
+
+
+def refuse_sums(units: Units, sums: IntArray, limits: Mapping[str, int]) -> None:
+    """Raise for the first unit whose samples have more than a limit in sum, and name the samples of all such units.
+
+    Args:
+        sums: of each unit, (u, t), in the order of the limits.
+    Raises:
+        OverlongError: there is one.
+    """
+    for (name, limit), own in zip(limits.items(), sums.T, strict=True):
+        fits = own <= limit
+        why = [] if fits.all() else [f"has {total:,} in sum, and cannot fit {name}={limit:,}" for total in own.tolist()]
+        refuse_units(units, fits, why.__getitem__, "raise the limit")
+
+
+def plan_with(
+    policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise", units: IntArray | None = None
+) -> tuple[Plan, dict[str, int]]:
     """The policy's plan, with a word for the samples that it cannot place, and the counts of what was done: samples, and the
     tokens that are in no batch.
 
@@ -142,6 +181,8 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
         policy: what plans the rest.
         lengths: tokens of each sample, (n,) or (n, d).
         overlong: one of the four words.
+        units: a number for each sample, (n,): neighbours with equal ones are a unit, of which all samples are in one batch. So
+            all are dropped, or alone together, where one is too long, or where they are too many.
     Raises:
         OverlongError: a sample is too long, under "raise"; under "alone" longer than every bucket, or than static shapes.
         ValueError: an unknown word; "truncate" for several lengths, as it does not say which to cut; or a policy that names
@@ -155,10 +196,13 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
     """
     one_of("overlong", overlong, *get_args(Overlong))
     lengths = as_lengths(lengths)
+    if units is not None:  # a number for each unit, as one that is left out may lie between two with one number
+        own = units_of(units, len(lengths))
+        units = own.of_samples(np.arange(len(own.begins)))
     counts = {"truncated": 0, "dropped": 0, "alone": 0, "dropped_tokens": 0}
     longest = policy.max_length if lengths.ndim == 1 else None
     if overlong == "raise":
-        plan = planned(policy, lengths)
+        plan = planned(policy, lengths, units)
         if longest is not None:  # a user's policy may place what it says it cannot
             own = {"limit": f"max_length={longest:,} of {type(policy).__name__}", "remedy": "raise its max_length"}
             refuse_overlong(lengths, lengths <= longest, max_length=longest, **own)
@@ -169,8 +213,8 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
         kept = lengths if longest is None else np.minimum(lengths, longest)
         counts["truncated"] = int((kept < lengths).sum())
         counts["dropped_tokens"] = int((lengths - kept).sum())
-        return planned(policy, kept), counts
-    plan, placed = _placed(policy, lengths)
+        return planned(policy, kept, units), counts
+    plan, placed = _placed(policy, lengths, units)
     too_long = np.delete(np.arange(len(lengths)), placed)
     numbers, tokens = placed[plan.numbers], int(widths(lengths, plan.num_padded)[too_long].sum())
     if overlong == "drop":
@@ -182,12 +226,13 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
     padded = _padded_alone(policy, long_alone)
     if plan.num_padded is not None and lengths.ndim == 2:
         padded[:, plan.num_padded :] = lengths[:, plan.num_padded :]
+    by_itself = units_of(too_long if units is None else units[too_long], len(too_long))
     plan = replace(
         plan,
         numbers=np.concatenate([too_long, numbers]),
-        bounds=np.concatenate([np.arange(len(too_long)), plan.bounds + len(too_long)]),
-        padded_lengths=np.concatenate([padded[too_long], plan.padded_lengths]),
-        padded_sizes=np.concatenate([np.ones(len(too_long), np.int64), plan.padded_sizes]),
+        bounds=np.concatenate([by_itself.begins, plan.bounds + len(too_long)]),
+        padded_lengths=np.concatenate([by_itself.greatest(padded[too_long]), plan.padded_lengths]),
+        padded_sizes=np.concatenate([by_itself.counts, plan.padded_sizes]),
         tokens=plan.tokens + tokens,
     )
     return plan, counts
@@ -223,7 +268,7 @@ def placeable(policy: Policy, lengths: IntArray) -> IntArray:
     return _placed(policy, lengths)[1]
 
 
-def _placed(policy: Policy, lengths: IntArray) -> tuple[Plan, IntArray]:
+def _placed(policy: Policy, lengths: IntArray, units: IntArray | None = None) -> tuple[Plan, IntArray]:
     """The plan of the samples that the policy can place, and their numbers, to which those in the plan point.
 
     Raises:
@@ -231,15 +276,18 @@ def _placed(policy: Policy, lengths: IntArray) -> tuple[Plan, IntArray]:
         ValueError: it refuses others each time.
     """
     longest = policy.max_length if lengths.ndim == 1 else None
-    left = np.arange(len(lengths)) if longest is None else np.flatnonzero(lengths <= longest)
+    left = np.arange(len(lengths))
+    if longest is not None:
+        left = np.delete(left, whole(np.flatnonzero(lengths > longest), units))
     for _ in range(MOST_PLANS):
+        own = None if units is None else units[left]
         try:
-            return planned(policy, lengths[left]), left
+            return planned(policy, lengths[left], own), left
         except OverlongError as error:
             refused = np.unique(error.samples or error.sample)
             if refused[0] < 0 or refused[-1] >= len(left):
                 raise
-            left = np.delete(left, refused)
+            left = np.delete(left, whole(refused, own))
     raise ValueError(
         f"{type(policy).__name__}.plan refused other samples {MOST_PLANS} times, a few each time. Have its OverlongError name "
         "all samples that cannot be placed, in `samples`"

@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from brimful.plan.budget import SampleCost, as_limits, sample_cost, sample_costs
 from brimful.plan.cut import ascending, longest_first
 from brimful.plan.errors import check_count
-from brimful.plan.overlong import refuse_beyond, refuse_overlong
+from brimful.plan.overlong import refuse_beyond, refuse_overlong, refuse_sums
 from brimful.plan.plan import IntArray, Plan, as_lengths, longest_of_each, one_length
+from brimful.plan.units import units_of
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Packed:
         """
         return self.row_length
 
-    def plan(self, lengths: ArrayLike) -> Plan:
+    def plan(self, lengths: ArrayLike, *, units: ArrayLike | None = None) -> Plan:
         """Rows of `row_length` tokens.
 
         Example:
@@ -98,27 +99,30 @@ class Packed:
             ([[1, 0], [2]], [10, 10])
         """
         if self.row_limits is not None:
-            return self._within(as_lengths(lengths), self.row_limits)
+            return self._within(as_lengths(lengths), self.row_limits, units)
         lengths = one_length(lengths, "Packed")
         fits = lengths <= self.row_length
         limit, remedy = f"row_length={self.row_length:,}", "take longer rows"
         refuse_overlong(lengths, fits, max_length=self.row_length, limit=limit, remedy=remedy)
-        order = longest_first(lengths)
-        slots = np.maximum(lengths[order], 1)
-        if self.cost is None:
-            rows = best_fit(slots, self.row_length)
-        else:
-            rows = even_fit(slots, self.row_length, sample_costs(slots, self.cost))
-        sizes = np.bincount(rows)
+        slots, own = np.maximum(lengths, 1), None if units is None else units_of(units, len(lengths))
+        costs = None if self.cost is None else sample_costs(slots, self.cost)
+        if own is not None:
+            slots, costs = own.sums(slots), None if costs is None else own.sums(costs)
+            refuse_sums(own, slots[:, None], {"row_length": self.row_length})
+        order = longest_first(lengths if own is None else slots)
+        slots = slots[order]
+        rows = best_fit(slots, self.row_length) if costs is None else even_fit(slots, self.row_length, costs[order])
+        sizes = np.bincount(rows, weights=None if own is None else own.counts[order]).astype(np.int64)
+        order = order[ascending(rows)]
         return Plan(
-            numbers=order[ascending(rows)],
+            numbers=order if own is None else own.samples(order),
             bounds=np.append(0, np.cumsum(sizes)),
             padded_lengths=np.full(len(sizes), self.row_length),
             padded_sizes=np.ones(len(sizes), np.int64),
             tokens=int(lengths.sum()),
         )
 
-    def _within(self, sizes: IntArray, row_limits: Mapping[str, int]) -> Plan:
+    def _within(self, sizes: IntArray, row_limits: Mapping[str, int], units: ArrayLike | None) -> Plan:
         """The rows that keep to all limits."""
         values = sizes[:, None] if sizes.ndim == 1 else sizes
         names = "tokens", *self.limited
@@ -129,7 +133,7 @@ class Packed:
         limits = {"tokens": self.row_length} | {name: row_limits[name] for name in self.limited}
         refuse_beyond(values, values, limits, self.max_length)
         slots = np.maximum(values, [1] + [0] * len(self.limited))
-        plan = rows_within(values, slots, [*limits.values()], row_limits.get("samples"))
+        plan = rows_within(values, slots, limits, row_limits.get("samples"), units)
         padded = np.column_stack([np.full(len(plan), self.row_length), plan.padded_lengths[:, 1:]])
         return replace(
             plan,
@@ -140,11 +144,25 @@ class Packed:
         )
 
 
-def rows_within(values: IntArray, sizes: IntArray, limits: Sequence[int], max_samples: int | None) -> Plan:
-    """The samples of each row by `fit_sizes`, at most `max_samples`, with the greatest of their `values`."""
+def rows_within(
+    values: IntArray, sizes: IntArray, limits: Mapping[str, int], max_samples: int | None, units: ArrayLike | None
+) -> Plan:
+    """The samples of each row by `fit_sizes`, at most `max_samples`, with the greatest of their `values`. Those of one of the
+    `units` are in one row.
+
+    Raises:
+        OverlongError: a unit exceeds a limit.
+    """
     if max_samples is not None:
-        sizes, limits = np.column_stack([sizes, np.ones(len(sizes), np.int64)]), [*limits, max_samples]
-    owners = fit_sizes(sizes, limits)
+        sizes, limits = np.column_stack([sizes, np.ones(len(sizes), np.int64)]), {**limits, "samples": max_samples}
+    most = [*limits.values()]
+    if units is None:
+        owners = fit_sizes(sizes, most)
+    else:
+        own = units_of(units, len(sizes))
+        sums = own.sums(sizes)
+        refuse_sums(own, sums, limits)
+        owners = own.of_samples(fit_sizes(sums, most))
     order = np.argsort(owners, kind="stable")
     bounds = np.append(0, np.cumsum(np.bincount(owners)))
     greatest = longest_of_each(values, order, bounds) if len(values) else values

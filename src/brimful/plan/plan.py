@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import pairwise
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.plan.once import once
+from brimful.plan.units import parted
 
 IntArray = NDArray[np.int64]
 
@@ -159,7 +161,9 @@ class Policy(Protocol):
     each a batch of its own. A policy leaves out samples in no other way. brimful refuses a plan in which a sample is
     missing, comes twice, or is longer than its batch is padded. Some policies fill batches
     up with copies, to more rows than samples. They need a third member: `shapes`, the list of all (rows, tokens) made.
-    A policy that plans by sizes of its own choice names them in `columns`, as `MultiBudget` does.
+    A policy that plans by sizes of its own choice names them in `columns`, as `MultiBudget` does. One that keeps units
+    together has a parameter `units=None` in `plan`: a number for each sample, (n,), equal neighbours of which belong together.
+    brimful refuses a plan that parts one.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -215,9 +219,11 @@ def is_policy(value: object) -> TypeGuard[Policy]:
     return len(found) == 2 and not isinstance(value, type)
 
 
-def planned(policy: Policy, lengths: IntArray) -> Plan:
+def planned(policy: Policy, lengths: IntArray, units: IntArray | None = None) -> Plan:
     """The policy's plan, which fits these samples.
 
+    Args:
+        units: a number for each sample, (n,): neighbours with equal ones are in one batch.
     Raises:
         TypeError: a policy of the user's returned something else.
         ValueError: the plan loses, repeats or cuts a sample, or fills a batch up with copies that nothing marks.
@@ -225,7 +231,8 @@ def planned(policy: Policy, lengths: IntArray) -> Plan:
     """
     given = lengths.view()
     given.flags.writeable = False  # one that is sorted in place would be planned by other lengths than the samples have
-    plan: object = policy.plan(given)
+    takes_units = units is not None and "units" in signature(policy.plan).parameters
+    plan: object = policy.plan(given, **({"units": units} if takes_units else {}))
     name = type(policy).__name__
     if not isinstance(plan, Plan):
         raise TypeError(
@@ -237,6 +244,7 @@ def planned(policy: Policy, lengths: IntArray) -> Plan:
         or not_once_each(plan.numbers, plan.bounds, len(lengths))
         or _too_small(plan, lengths)
         or _filled_up(policy, plan)
+        or (units is not None and parted(plan.numbers, plan.bounds, units))
     )
     if words:
         raise ValueError(f"{name}.plan does not fit the {len(lengths):,} samples that it was given: {words}")

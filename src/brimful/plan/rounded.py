@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from brimful.plan.buckets import Rounding
 from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import Plan, Policy, as_lengths, planned, widths
+from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, planned, widths
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Rounded:
     def shapes(self) -> Any:
         return getattr(self.policy, "shapes", None)
 
-    def plan(self, lengths: ArrayLike) -> Plan:
+    def plan(self, lengths: ArrayLike, *, units: IntArray | None = None) -> Plan:
         lengths = as_lengths(lengths)
         limit = self.rounding.longest(None) if lengths.ndim == 2 else self.max_length
         if limit is not None:
             longest = lengths if lengths.ndim == 1 else lengths.max(axis=1, initial=0)
             words = f"{self.policy} in {self.rounding}"
             refuse_overlong(lengths, longest <= limit, max_length=limit, limit=words, remedy="add a longer bucket")
-        return replace(planned(self.policy, self.rounding(lengths)), tokens=int(widths(lengths).sum()))
+        return replace(planned(self.policy, self.rounding(lengths), units), tokens=int(widths(lengths).sum()))

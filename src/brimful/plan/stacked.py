@@ -71,9 +71,9 @@ class Stacked:
         known: list[tuple[int, int]] | None = getattr(stacked(self.policy, self.sides), "shapes", None)
         return None if known is None else [(samples, *[length] * self.sides) for samples, length in known]
 
-    def plan(self, lengths: ArrayLike) -> Plan:
+    def plan(self, lengths: ArrayLike, *, units: IntArray | None = None) -> Plan:
         lengths = as_lengths(lengths)
-        return on_all_sides(planned(stacked(self.policy, self.sides), longest_side(lengths)), lengths)
+        return on_all_sides(planned(stacked(self.policy, self.sides), longest_side(lengths), units), lengths)
 
 
 def longest_side(lengths: IntArray) -> IntArray:

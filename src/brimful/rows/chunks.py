@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.counters import count
-from brimful.core.facts import Facts, columns_by, following, refuse_streams, verb_of
+from brimful.core.facts import Facts, columns_by, following, refuse_streams, refuse_units, verb_of
 from brimful.core.run import Run
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.plan.errors import DataError, check_bool, check_count
@@ -59,6 +59,7 @@ class Rechunk(Stage[Block]):
         check_count(self, "chunk_length", 1, "token")
 
     def facts(self, *inputs: Facts) -> Facts:
+        refuse_units(self.upstream, verb_of(self), "joins rows")
         return following(self, *inputs, schema=columns_by(inputs[0], self._columns_of), seam="joins")
 
     def _columns_of(self, below: pa.Schema) -> pa.Schema | None:
@@ -259,6 +260,7 @@ class SlidingWindow(Stage[Block]):
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "sliding_window", "slides over")
+        refuse_units(self.upstream, "sliding_window", "puts a row into several")
         check_count(self, "width", 1, "sample")
 
     def facts(self, *inputs: Facts) -> Facts:

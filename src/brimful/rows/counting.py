@@ -8,19 +8,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from brimful.core.facts import Facts, columns_by, following, refuse_streams, rng_slot
+from brimful.core.counters import apart
+from brimful.core.facts import Facts, columns_by, facts_of, following, refuse_streams, refuse_units, rng_slot
 from brimful.core.repeat import awaited, passing
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
 from brimful.plan import random
 from brimful.plan.errors import check_count, integer
+from brimful.rows.units import NO_UNIT, last_unit, next_unit, parts_unit
 from brimful.tables.blocks import KEY, Block
+from brimful.tables.origins import where
 from brimful.tables.ragged import array_of, with_column
 
 
 @dataclass(frozen=True)
 class Take(Stage[Block]):
-    """The first `n` rows. State: {"rows": upstream's, "taken"}."""
+    """The first `n` rows. State: {"rows": upstream's, "taken"}.
+
+    Raises:
+        DataError: (when run) the last of them and the row after it are of one unit, for which that row is read too.
+    """
 
     upstream: Stage[Block]
     n: int
@@ -38,9 +45,13 @@ class Take(Stage[Block]):
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
         before, taken = at["rows"], at["taken"]
         with running(self.upstream, before, run) as items:
-            for block, after in items:
-                block = block.slice(0, self.n - taken)
+            for whole, after in items:
+                block = whole.slice(0, self.n - taken)
                 taken += block.num_rows
+                if taken == self.n and block.num_rows and facts_of(self).units is not None:
+                    unit, _ = apart(next_unit, whole.slice(block.num_rows), items)
+                    if unit == last_unit(block):
+                        raise parts_unit(self, f"take({self.n:,})", where(block, block.num_rows - 1))
                 yield block, END if taken == self.n or after == END else {"rows": after, "taken": taken}
                 if taken == self.n:
                     return
@@ -50,7 +61,8 @@ class Take(Stage[Block]):
 class Skip(Stage[Block]):
     """The rows after the first `n`, which are read and left out.
 
-    State: {"rows": upstream's, "left": rows still to skip}. Until the first row comes out, it is kept from those who count the
+    State: {"rows": upstream's, "left": rows still to skip}, and "unit", that of the last one, where a row must be in another one.
+    Until the first row comes out, it is kept from those who count the
     epochs that repeating data have come to (`passing`): these go by, and are no empty ones.
     """
 
@@ -68,12 +80,20 @@ class Skip(Stage[Block]):
         return passing({"rows": self.upstream.start(epoch), "left": self.n})
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        left = at["left"]
+        left, unit = at["left"], at.get("unit", NO_UNIT)
+        keeps = facts_of(self).units is not None
         with awaited(self.upstream, at["rows"], run) as items:
             for block, after in items:
-                rest = block.slice(left)
-                left -= block.num_rows - rest.num_rows
-                state = END if after == END else {"rows": after, "left": left}
+                rest, skipped = block.slice(left), block.slice(0, left)
+                left -= skipped.num_rows
+                if keeps and skipped.num_rows:
+                    unit = last_unit(skipped)
+                if keeps and rest.num_rows and unit != NO_UNIT:
+                    if next_unit(rest, iter(())) == unit:
+                        raise parts_unit(self, f"skip({self.n:,})", where(rest, 0))
+                    unit = NO_UNIT
+                named = {} if unit == NO_UNIT else {"unit": unit}
+                state = END if after == END else {"rows": after, "left": left, **named}
                 yield rest, passing(state) if left else state
 
 
@@ -91,6 +111,7 @@ class Stride(Stage[Block]):
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "stride")
+        refuse_units(self.upstream, "stride", "takes rows one by one")
         interval, offset = checked(self.interval, self.offset)
         object.__setattr__(self, "interval", interval)
         object.__setattr__(self, "offset", offset)

@@ -21,7 +21,7 @@ from brimful.plan import random
 from brimful.plan.errors import StageError, name_of
 from brimful.rows.buffer import Rebatch
 from brimful.rows.parallel import CallResult, FunctionStage, first_types_of, typed_blocks
-from brimful.tables.blocks import KEY, Block, as_dict, samples, samples_in_turn, visible, with_origin
+from brimful.tables.blocks import KEY, UNIT, Block, as_dict, samples, samples_in_turn, visible, with_origin
 from brimful.tables.learnt import Learnt, known_by
 from brimful.tables.origins import where
 from brimful.tables.plain import without_extensions
@@ -247,7 +247,12 @@ class MapBlocks(FunctionStage):
             if error.wanted is None:
                 words = f"it returned a column {error.column!r} that its first rows have not; return it always"
             raise self._error(block, words) from None
-        return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
+        if out.num_rows == block.num_rows:
+            return with_origin(out, block, np.arange(block.num_rows))
+        if UNIT in block.schema.names:
+            counts = f"{out.num_rows:,} rows for {block.num_rows:,}"
+            raise self._error(block, f"it returned {counts}, and nobody knows the units of these; call it before units")
+        return out
 
     @property
     def called_as(self) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.counters import Counts, add_counts, apart
-from brimful.core.facts import Facts, facts_of, following, refuse_streams, verb_of
+from brimful.core.facts import Facts, facts_of, following, refuse_streams, refuse_units, same_units, verb_of
 from brimful.core.header import described
 from brimful.core.repeat import EmptyEpochGuard, reached
 from brimful.core.run import Run
@@ -21,10 +21,16 @@ from brimful.plan.errors import StateError
 from brimful.plan.mix import ENDLESS, Stop, due, stratified, time_of
 from brimful.plan.schedule import Schedule, Segment, Span, check, owed_after, segments_of, spans_of
 from brimful.rows.buffer import ReplayBuffer
+from brimful.rows.units import fill_units, held_units
 from brimful.tables.blocks import Block, concat, visible
 from brimful.tables.combine import beside, conformed, nulls_of, require_distinct, unequal, union_of
 from brimful.tables.learnt import Learnt, known_by, schema_of
 from brimful.tables.ragged import EMPTY, array_of, token_counts
+from brimful.tables.units import begins_unit, with_own_units
+
+MIXED: Final = (
+    "interleave_datasets takes rows of each data set in turn. Call units on each data set, before they are mixed"
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Interleave(Stage[Block]):
 
     def facts(self, *inputs: Facts) -> Facts:
         least = any if self.stop == "first" else all
-        found = following(self, *inputs, **known_by(self))
+        found = following(self, *inputs, units=same_units(self, inputs), mixed_by=MIXED, **known_by(self))
         return replace(
             found,
             ends=lambda: least(one.ends() for one in inputs),
@@ -90,7 +96,7 @@ class Interleave(Stage[Block]):
         return {"epoch": epoch, "sources": self._named(begun)}
 
     def items(self, at: State, run: Run) -> Generator[tuple[Block, State], None, None]:
-        epoch, schema = at["epoch"], schema_of(self, run)
+        epoch, schema, keeps = at["epoch"], schema_of(self, run), facts_of(self).units is not None
         weights = self.weights if self.saved is None else weights_saved(self.saved, self.keys)
         course = _WeightsNow(weights, self.keys, at)
         replay = None
@@ -128,7 +134,7 @@ class Interleave(Stage[Block]):
                     raise failure
                 if not more:
                     return
-                block = _serve(sources, self.length_column, schema, course.left(sources))
+                block = _serve(sources, self.length_column, schema, course.left(sources), keeps)
                 states = self._named([source.state(epoch) for source in sources])
                 state = {"epoch": epoch, "sources": states, **course.state}
                 if replay is not None:
@@ -427,9 +433,19 @@ class _Source:
     def at_hand(self, column: str | None) -> int | NDArray[np.int64]:
         """How many rows there are, or the tokens of each; nothing is read of a source without a share."""
         rows = self.held.fill() if self.weight else 0
-        if column is None:
-            return rows
-        return np.maximum(token_counts(self.held.peek(), (column,), rows > 0), 1)
+        return rows if column is None else self._tokens(column, rows)
+
+    def units_at_hand(self, column: str | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each whole unit that there is, its rows, and what it serves: rows or tokens."""
+        rows = fill_units(self.held, 1) if self.weight else 0
+        begins = np.flatnonzero(begins_unit(held_units(self.held)[:rows]))
+        sizes = np.diff(begins, append=rows)
+        return sizes, sizes if column is None else np.add.reduceat(
+            self._tokens(column, rows), begins
+        ) if rows else sizes
+
+    def _tokens(self, column: str, rows: int) -> NDArray[np.int64]:
+        return np.maximum(token_counts(self.held.peek().slice(0, rows), (column,), rows > 0), 1)
 
     def take(self, rows: int, served: int) -> Block:
         self.served += served
@@ -455,18 +471,26 @@ def _rows_of(owners: NDArray[np.int64], at_hand: Sequence[int | NDArray[np.int64
     return 1 + int(np.searchsorted(np.cumsum(sizes), left))
 
 
-def _serve(sources: list[_Source], column: str | None, schema: pa.Schema, left: int) -> Block:
-    """The next rows in their order, up to where a source without a row at hand is due, or nothing is `left`."""
+def _serve(sources: list[_Source], column: str | None, schema: pa.Schema, left: int, keeps: bool) -> Block:
+    """The next rows in their order, up to where a source without a row at hand is due, or nothing is `left`; whole units, where
+    the mixture `keeps` them."""
     numbers, alive = zip(*((number, source) for number, source in enumerate(sources) if not source.left_out))
-    at_hand = [source.at_hand(column) for source in alive]
+    units = [source.units_at_hand(column) for source in alive] if keeps else []
+    at_hand = [serves for _, serves in units] if keeps else [source.at_hand(column) for source in alive]
     served, weights, owed = _shares(alive)
     owners = stratified(served, at_hand, weights, owed)[:BLOCK_ROWS]
     owners = owners[: _rows_of(owners, at_hand, left)]
     counts = np.bincount(owners, minlength=len(alive)).tolist()
     sizes = [rows if isinstance(given, int) else int(given[:rows].sum()) for given, rows in zip(at_hand, counts)]
+    if keeps:
+        rows_in = [own[:count] for (own, _), count in zip(units, counts)]
+        counts = [int(own.sum()) for own in rows_in]
+        lengths = np.empty(len(owners), dtype=np.int64)
+        lengths[np.argsort(owners, kind="stable")] = np.concatenate(rows_in)
+        owners = np.repeat(owners, lengths)
     served_rows = [source.take(*share) for source, *share in zip(alive, counts, sizes, strict=True)]
     block = concat(
-        conformed(rows, schema, "interleave_datasets", number)
+        with_own_units(conformed(rows, schema, "interleave_datasets", number), number, len(sources))
         for number, rows in zip(numbers, served_rows)
         if rows.num_rows
     )
@@ -530,7 +554,7 @@ class Concat(Stage[Block]):
     learnt: Learnt = field(default_factory=Learnt, kw_only=True, compare=False, repr=False, metadata={"runtime": True})
 
     def facts(self, *inputs: Facts) -> Facts:
-        return following(self, *inputs, nulls=nulls_of(*inputs), **known_by(self))
+        return following(self, *inputs, units=same_units(self, inputs), nulls=nulls_of(*inputs), **known_by(self))
 
     def start(self, epoch: int) -> State:
         return {"epoch": epoch, "source": 0, "rows": self.upstreams[0].start(epoch)}
@@ -544,6 +568,7 @@ class Concat(Stage[Block]):
             with running(self.upstreams[which], before, run) as items:
                 for block, after in items:
                     out = conformed(block, schema, verb_of(self), which) if block.num_rows else block
+                    out = with_own_units(out, which, len(self.upstreams))
                     if after != END:
                         yield out, {"epoch": epoch, "source": which, "rows": after}
                     elif which + 1 < len(self.upstreams):
@@ -574,6 +599,7 @@ class Zip(Stage[Block]):
     def __post_init__(self) -> None:
         for upstream in self.upstreams:
             refuse_streams(upstream, "zip_datasets", "pairs")
+            refuse_units(upstream, "zip_datasets", "pairs rows one by one", "call units on the result of zip_datasets")
 
     def start(self, epoch: int) -> State:
         return {"number": 0, "rows": [{"rows": upstream.start(epoch)} for upstream in self.upstreams]}

@@ -42,6 +42,9 @@ LEAST_THREADS: Final = 2
 """Of each of several streams, however many there are: one that opens a shard does not hold up the others."""
 
 
+_MIXED: Final = "from_files takes a row of each of n_active_shards={:,} open files in turn. Give n_active_shards=1"
+
+
 @dataclass(frozen=True)
 class FromFiles(Stage[Block]):
     """The rows of many shards; in one of several streams, those of every so many of the epoch's order of shards.
@@ -94,6 +97,7 @@ class FromFiles(Stage[Block]):
             streams=lambda: self.streams,
             order_by="",
             draws=int(self.shuffle_shards),
+            mixed_by="" if self.n_active_shards == 1 or self.urls.is_one_file else _MIXED.format(self.n_active_shards),
             newest=lambda: max(((shard.written, shard.url) for shard in self.urls.listed), default=(0.0, "")),
             first_shard=lambda: next((shard.url for shard in self.urls.listed), ""),
         )

@@ -92,6 +92,12 @@ class Shards:
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
 
+    @property
+    def is_one_file(self) -> bool:
+        """Whether one file is named, as far as that is seen without looking for files."""
+        one = self.urls[0] if len(self.urls) == 1 else "*"
+        return not isinstance(one, str) or not set("*?[{") & set(one)
+
     @once
     def listed(self) -> list[Shard]:
         """All shards: braces expanded in place, each glob sorted. A file that several patterns name is there once, at the place

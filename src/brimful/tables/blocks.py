@@ -28,6 +28,10 @@ KEY: Final = f"{HIDDEN}key"
 """A hidden column of random 64-bit keys, for functions that draw random numbers."""
 
 
+UNIT: Final = f"{HIDDEN}unit"
+"""A hidden column of integers: neighbours with equal ones are a unit (`tables/units.py`)."""
+
+
 def visible(block: Block) -> Block:
     """The columns that users see."""
     names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
@@ -195,12 +199,13 @@ def rows_at(number: int) -> int:
 
 
 def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
-    """`out` with the origins of the rows `parents` of `block`."""
-    if block.schema.get_field_index(ORIGIN) < 0 or not out.num_rows:
-        return out
-    column = column_of(block, ORIGIN)
-    same = len(parents) == len(column) and bool((parents[1:] > parents[:-1]).all())
-    return with_column(out, ORIGIN, column if same else column.take(array_of(parents)))
+    """`out` with the origins, and the units, of the rows `parents` of `block`."""
+    for name in (ORIGIN, UNIT):
+        if block.schema.get_field_index(name) >= 0 and out.num_rows:
+            column = column_of(block, name)
+            same = len(parents) == len(column) and bool((parents[1:] > parents[:-1]).all())
+            out = with_column(out, name, column if same else column.take(array_of(parents)))
+    return out
 
 
 def begins(block: Block) -> str:

@@ -82,7 +82,9 @@ def row_hashes(block: pa.RecordBatch) -> NDArray[np.uint64]:
     return random.mixed(out)
 
 
-def column_hashes(block: pa.RecordBatch, name: str, remedy: str = "") -> NDArray[np.uint64]:
+def column_hashes(
+    block: pa.RecordBatch, name: str, remedy: str = "", verb: str = "train_valid_split"
+) -> NDArray[np.uint64]:
     """A hash of each value of a column, uint64 (n,).
 
     Raises:
@@ -92,8 +94,8 @@ def column_hashes(block: pa.RecordBatch, name: str, remedy: str = "") -> NDArray
         return _hashes(column_of(block, name, remedy=remedy))
     except _NoHashError as error:
         raise DataError(
-            f"train_valid_split: column {name!r} has values of type {error}, which have no hash ({where(block, 0)}); name "
-            "another column by key="
+            f"{verb}: column {name!r} has values of type {error}, which have no hash ({where(block, 0)}); name another column "
+            "by key="
         ) from None
 
 
