@@ -204,8 +204,8 @@ def plan_with(
     if overlong == "raise":
         plan = planned(policy, lengths, units)
         if longest is not None:  # a user's policy may place what it says it cannot
-            own = {"limit": f"max_length={longest:,} of {type(policy).__name__}", "remedy": "raise its max_length"}
-            refuse_overlong(lengths, lengths <= longest, max_length=longest, **own)
+            words = {"limit": f"max_length={longest:,} of {type(policy).__name__}", "remedy": "raise its max_length"}
+            refuse_overlong(lengths, lengths <= longest, max_length=longest, **words)
         return plan, counts
     if overlong == "truncate":
         if lengths.ndim == 2:

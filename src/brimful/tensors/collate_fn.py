@@ -110,7 +110,7 @@ class CollatedBy(Collated):
         """The function does not get these samples; where there are no others, it gets all, and they have no weight."""
         if len(places) == len(batch):
             return batch if batch.weight is None else replace(batch, weight=0.0)
-        return batch.of(np.delete(np.arange(len(batch)), places), batch.padded_size)
+        return batch.select(np.delete(np.arange(len(batch)), places), batch.padded_size)
 
     def rows(self, batch: Batch) -> int:
         return len(batch)
