@@ -16,7 +16,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.core.counters import count
 from brimful.core.header import described
 from brimful.core.stage import not_in_state
-from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, random
+from brimful.plan import Overlong, OverlongError, Packed, Plan, Policy, random
 from brimful.plan.balancing import deal_greedily, part_sums
 from brimful.plan.buckets import Rounding
 from brimful.plan.budget import divided, sample_costs, share
@@ -146,7 +146,7 @@ class ByPolicy(BatchPlanner):
 
     @property
     def first_rows(self) -> int:
-        return self.policy.n if isinstance(self.policy, FixedSize) and not self.policy.sort else 0
+        return 0 if getattr(self.policy, "sort", True) else self.policy.full_size  # type: ignore[attr-defined]
 
     @property
     def in_turn(self) -> bool:
@@ -205,7 +205,7 @@ class ByPolicy(BatchPlanner):
     def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, or units stay together, all but the last cut of the epoch."""
         policy = self.policy if batches.window.units is None else None
-        return _full(batches, policy.n if isinstance(policy, FixedSize) else None, last)
+        return _full(batches, getattr(policy, "full_size", None), last)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.buckets import check_rising
-from brimful.plan.budget import SampleCost, sample_costs
-from brimful.plan.cut import ascending, cut_at, longest_first
-from brimful.plan.errors import check_bool, integer
-from brimful.plan.overlong import refuse_overlong
-from brimful.plan.pack import best_fit
-from brimful.plan.plan import IntArray, one_length
+from .buckets import check_rising
+from .budget import SampleCost, sample_costs
+from .cut import ascending, cut_at, longest_first
+from .errors import check_bool, integer
+from .overlong import refuse_overlong
+from .pack import best_fit
+from .plan import IntArray, one_length
 
 FloatArray = NDArray[np.float64]
 
@@ -74,7 +74,7 @@ def balance(
         [[2, 3, 4], [0, 1]]
         >>> [part.tolist() for part in balance([9, 2, 2, 2, 1], 2, max_tokens=8)]
         Traceback (most recent call last):
-        brimful.plan.overlong.OverlongError: a sample of 9 tokens (sample 0) cannot fit max_tokens=8; ...
+        brimful.plan.errors.OverlongError: a sample of 9 tokens (sample 0) cannot fit max_tokens=8; ...
     """
     lengths = one_length(lengths, "balance")
     num_parts = integer("num_parts", num_parts, 1, "part")
