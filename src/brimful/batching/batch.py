@@ -13,7 +13,7 @@ from brimful.batching.window import IntArray, PlanningWindow
 from brimful.core.stage import END, State
 from brimful.plan import random
 from brimful.plan.balancing import part_sums
-from brimful.plan.budget import SampleCost, sample_costs
+from brimful.plan.costs import SampleCost, sample_costs
 from brimful.plan.once import once
 from brimful.plan.plan import widths
 from brimful.tables.ragged import offsets_of, runs

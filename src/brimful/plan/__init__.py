@@ -2,7 +2,8 @@
 
 from .balancing import balance, micro_batches
 from .buckets import optimal_buckets, uniform_buckets
-from .budget import AttentionCost, CostBudget, FixedSize, StaticShapes, TokenBudget
+from .budget import CostBudget, FixedSize, StaticShapes, TokenBudget
+from .costs import AttentionCost
 from .errors import OverlongError
 from .groups import balanced_thresholds, find_thresholds, optimal_partition
 from .memory import MemoryBudget, PeakModel

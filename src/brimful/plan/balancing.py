@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .buckets import check_rising
-from .budget import SampleCost, sample_costs
+from .costs import SampleCost, sample_costs
 from .cut import ascending, cut_at, longest_first
 from .errors import check_bool, integer
 from .overlong import refuse_overlong

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, Literal, Self, cast, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from .buckets import Rounding, as_buckets
 from .cut import Cut, assemble, cut_fewest, cut_greedy, cut_priced, plan_sorted, plan_units
-from .errors import check_count, finite, function, integer, one_of, other_signature
+from .errors import check_count, finite, integer, one_of
 from .overlong import refuse_overlong
 from .plan import IntArray, Plan, Policy, as_lengths, one_length, widths
 
@@ -301,104 +301,6 @@ class StaticShapes(_OfTokens):
 
 
 @dataclass(frozen=True)
-class AttentionCost:
-    """The cost linear B L + quadratic B L^2 of a padded batch, for `CostBudget`.
-
-    `balance_cost=`, `balance` and `Packed` take it too, or a function of one length.
-
-    With linear = 1, the unit is a token. The arithmetic of a transformer of width d has quadratic = 1 / (6 d). The
-    memory of eager attention has more, because it keeps its scores. As a dataclass it prints, compares and pickles.
-
-    Args:
-        linear: cost of a token.
-        quadratic: cost of a pair of tokens.
-    Raises:
-        ValueError: one of them is negative.
-    Example:
-        >>> AttentionCost(quadratic=1 / 512)(4, 1024), AttentionCost(linear=2, quadratic=1 / 512)(4, 1024)
-        (12288.0, 16384.0)
-    """
-
-    linear: float = field(default=1.0, kw_only=True)
-    quadratic: float = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        if min(finite("linear", self.linear), finite("quadratic", self.quadratic)) < 0:
-            found = f"{self.linear}, {self.quadratic}"
-            raise ValueError(f"linear and quadratic must not be negative (got {found})")
-
-    def __call__(self, batch_size: int, padded_length: int) -> float:
-        return batch_size * padded_length * (self.linear + self.quadratic * padded_length)
-
-    def of_lengths(self, lengths: IntArray) -> NDArray[np.float64]:
-        """The cost of each sample alone, (n,), by its length.
-
-        Example:
-            >>> AttentionCost(quadratic=1 / 10).of_lengths(np.array([10, 20])).tolist()
-            [20.0, 60.0]
-        """
-        costs: NDArray[np.float64] = np.asarray(lengths * (self.linear + self.quadratic * lengths), np.float64)
-        return costs
-
-
-SampleCost = AttentionCost | Callable[[int], float]
-
-
-def sample_cost(name: str, cost: SampleCost) -> SampleCost:
-    """What a user gave as the cost of a sample, which is refused where it is given if no length alone can be its argument.
-
-    >>> sample_cost("balance_cost", lambda rows, length: rows * length)
-    Traceback (most recent call last):
-    TypeError: balance_cost must take one argument, the length of a sample (got <function ...>, which takes (rows, length)); ...
-    """
-    if not hasattr(function(name, cost), "of_lengths") and (signature := other_signature(cost, 1)):
-        raise TypeError(
-            f"{name} must take one argument, the length of a sample (got {cost!r}, which takes {signature}); give a function "
-            "such as lambda length: length**2, or bf.AttentionCost(quadratic=...)"
-        )
-    return cost
-
-
-def sample_costs(lengths: IntArray, cost: SampleCost | None, name: str = "cost") -> NDArray[np.float64]:
-    """What samples of these lengths cost, (n,); by default their lengths. A function is called once for each distinct length.
-
-    Args:
-        name: the name that the user knows.
-    Raises:
-        ValueError: a cost is negative, or not finite where all samples have it.
-        TypeError: a function gives something else than a number.
-
-    >>> sample_costs(np.array([10, 20, 10]), AttentionCost(quadratic=1 / 10)).tolist()
-    [20.0, 60.0, 20.0]
-    """
-    if cost is None:
-        return lengths.astype(np.float64)
-    sample_cost(name, cost)
-    values, where = np.unique(lengths, return_inverse=True)
-    with np.errstate(over="ignore"):
-        if (of_lengths := getattr(cost, "of_lengths", None)) is not None:
-            found = np.asarray(of_lengths(values), np.float64)
-        else:
-            given = [cast(Callable[[int], float], cost)(value) for value in values.tolist()]
-            try:
-                found = np.array(given, np.float64)
-            except (TypeError, ValueError):  # of texts, and of some numbers and some lists
-                found = np.zeros(0)
-            except OverflowError:  # of 10**400
-                found = np.full(len(values), np.inf)
-            if found.shape != values.shape:
-                raise TypeError(f"{name} must give a number for a length (cost({values[0]:,}) is {given[0]})")
-        wrong = np.flatnonzero(~((found >= 0) & np.isfinite(found * len(lengths))))
-    if len(wrong):
-        value, costs = int(values[wrong[0]]), found[wrong[0]]
-        raise ValueError(
-            f"{name} must be finite and not negative (cost({value:,}) is {costs}), also in a sum of {len(lengths):,} samples"
-        )
-    costs_of: NDArray[np.float64] = found[where]
-    return costs_of
-
-
-@dataclass(frozen=True)
 class CostBudget:
     """Batches whose cost is at most `limit`. Samples are sorted longest first (stable) and cut greedily.
 
@@ -412,6 +314,7 @@ class CostBudget:
         OverlongError: (from `plan`) a sample alone costs more than the limit.
     Price: that of `TokenBudget`, and 2 log2(samples in it) calls of `cost` a batch.
     Example:
+        >>> from brimful.plan import AttentionCost
         >>> plan = CostBudget(AttentionCost(quadratic=1 / 10), 200).plan([30, 20, 10, 5, 5])
         >>> [batch.tolist() for batch in plan.batches]
         [[0], [1, 2, 3], [4]]
@@ -430,6 +333,7 @@ class CostBudget:
         """The longest sample, in tokens, that alone costs no more than the limit. None if no length exceeds it.
 
         Example:
+            >>> from brimful.plan import AttentionCost
             >>> CostBudget(AttentionCost(quadratic=1 / 10), 200).max_length
             40
         """
@@ -440,6 +344,7 @@ class CostBudget:
         """Batches that cost at most `limit`.
 
         Example:
+            >>> from brimful.plan import AttentionCost
             >>> plan = CostBudget(AttentionCost(linear=2, quadratic=1 / 10), 200).plan([30, 20, 10, 5, 5])
             >>> [batch.tolist() for batch in plan.batches]
             [[0], [1, 2], [3, 4]]
@@ -457,6 +362,7 @@ class CostBudget:
         """The policy of each of the `parts` batches of an optimizer step.
 
         Example:
+            >>> from brimful.plan import AttentionCost
             >>> CostBudget(AttentionCost(quadratic=1 / 10), 200).divided(4).limit
             50.0
         """
@@ -466,6 +372,7 @@ class CostBudget:
         """The policy for samples that have `sides` rows each, planned by their longest side.
 
         Example:
+            >>> from brimful.plan import AttentionCost
             >>> CostBudget(AttentionCost(quadratic=1 / 10), 200).stacked(2).cost(1, 10)
             40.0
         """
@@ -475,6 +382,7 @@ class CostBudget:
         """The limit that is too low for a batch of this shape; "" where it is not.
 
         Example:
+            >>> from brimful.plan import AttentionCost
             >>> CostBudget(AttentionCost(quadratic=1 / 10), 200).exceeded(2, 50)
             'limit=200'
         """

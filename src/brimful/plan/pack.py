@@ -10,7 +10,8 @@ from heapq import heappop, heapreplace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .budget import SampleCost, as_limits, sample_cost, sample_costs
+from .budget import as_limits
+from .costs import SampleCost, sample_cost, sample_costs
 from .cut import ascending, longest_first
 from .errors import check_count
 from .overlong import refuse_beyond, refuse_overlong, refuse_sums
