@@ -35,6 +35,8 @@ class AttentionCost:
     Example:
         >>> AttentionCost(quadratic=1 / 512)(4, 1024), AttentionCost(linear=2, quadratic=1 / 512)(4, 1024)
         (12288.0, 16384.0)
+        >>> AttentionCost(quadratic=0, windows=((512, 1 / 512),))(1, 1024)
+        1792.5
     """
 
     linear: float = field(default=1.0, kw_only=True)
