@@ -34,7 +34,7 @@ def counted(peak: Callable[[int, int], float]) -> tuple[Callable[..., float], li
     memory=st.sampled_from([inf, 1.0, 1.2]),
     room=st.floats(1.0, 2_000.0),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_every_batch_of_the_budget_fits_and_hardly_more_would(
     stays: int, token: int, pair: float, row: int, rounds: int, memory: float, room: float
 ) -> None:

@@ -27,7 +27,7 @@ class FittedBudget(NamedTuple):
         >>> import torch
         >>> found = fit_budget(torch.exp, torch.ones, 2**20, lengths=[16, 512], device="cpu")
         >>> found.max_tokens, len(found.peaks.shapes)
-        (131055, 8)
+        (131023, 8)
     """
 
     max_tokens: int
@@ -68,7 +68,7 @@ def fit_budget(
         >>> def step(batch):
         ...     return batch * 2 + 1
         >>> fit_budget(step, lambda batch, length: torch.ones(batch, length), 2**20, lengths=[16, 512], device="cpu").max_tokens
-        87311
+        87295
         >>> layer = torch.nn.Linear(64, 64)
         >>> def make_batch(batch, length):
         ...     return torch.zeros(batch, length, 64)
@@ -102,13 +102,14 @@ def budget_within(meter: Meter, lengths: Sequence[int], limit: float, most: int)
         found = table[batch, length] = meter(batch, length)
         return found
 
-    meter(1, tokens[-1])  # what stays between steps: states of an optimizer, workspaces
+    first = meter(1, tokens[-1])  # also what stays between steps: states of an optimizer, workspaces
     budget = most * tokens[0]
     for others, length in zip(range(len(tokens) - 1, -1, -1), tokens):
         rows, longest = min(most, budget // length), length == tokens[0]
         probes = MOST_PROBES - 1 - len(table) - 2 * others  # two are kept for each length to come
         ask = partial(peak, length=length)
-        fit = largest_batch(ask, limit, rows, guess=1 if longest else rows, probes=probes)
+        known = first if not others and not longest and first <= limit else 0.0
+        fit = largest_batch(ask, limit, rows, guess=1 if longest else rows, probes=probes, known=known)
         if not fit:
             batch = min(batch for batch, one in table if one == length)
             raise ValueError(
