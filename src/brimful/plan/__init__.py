@@ -9,6 +9,7 @@ from brimful.plan.multi import MultiBudget
 from brimful.plan.overlong import Overlong, OverlongError
 from brimful.plan.pack import Packed
 from brimful.plan.plan import Plan, Policy, as_lengths
+from brimful.plan.steps import Steps, steps
 
 __all__ = [
     "AttentionCost",
@@ -23,6 +24,7 @@ __all__ = [
     "Plan",
     "Policy",
     "StaticShapes",
+    "Steps",
     "TokenBudget",
     "as_lengths",
     "balance",
@@ -31,5 +33,6 @@ __all__ = [
     "micro_batches",
     "optimal_buckets",
     "optimal_partition",
+    "steps",
     "uniform_buckets",
 ]
