@@ -17,10 +17,10 @@ from brimful.core.counters import count
 from brimful.core.header import described
 from brimful.core.stage import not_in_state
 from brimful.plan import Overlong, OverlongError, Packed, Plan, Policy, random
-from brimful.plan.balancing import deal_greedily, part_sums
 from brimful.plan.buckets import Rounding
 from brimful.plan.budget import divided, share
 from brimful.plan.costs import sample_costs
+from brimful.plan.dealing import deal_greedily, part_sums
 from brimful.plan.errors import DataError, one_of
 from brimful.plan.overlong import plan_with, split_long
 from brimful.plan.plan import joined, planned

@@ -11,6 +11,7 @@ from .multi import MultiBudget
 from .overlong import Overlong
 from .pack import Packed
 from .plan import Plan, Policy, as_lengths
+from .steps import Steps, steps
 
 __all__ = [
     "AttentionCost",
@@ -25,6 +26,7 @@ __all__ = [
     "Plan",
     "Policy",
     "StaticShapes",
+    "Steps",
     "TokenBudget",
     "as_lengths",
     "balance",
@@ -33,5 +35,6 @@ __all__ = [
     "micro_batches",
     "optimal_buckets",
     "optimal_partition",
+    "steps",
     "uniform_buckets",
 ]
