@@ -1,5 +1,6 @@
 """Which samples make up which batch, decided on integers alone: lengths in, sample numbers and shapes out."""
 
+from .arriving import Planner
 from .balancing import balance, micro_batches
 from .buckets import optimal_buckets, uniform_buckets
 from .budget import CostBudget, FixedSize, StaticShapes, TokenBudget
@@ -24,6 +25,7 @@ __all__ = [
     "Packed",
     "PeakModel",
     "Plan",
+    "Planner",
     "Policy",
     "StaticShapes",
     "Steps",
