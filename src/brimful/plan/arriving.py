@@ -136,7 +136,7 @@ class Planner:
         return self.ready()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on, as plain JSON: the samples that wait, and their room.
+        """The state, as plain JSON: the samples that wait, and the room beside them.
 
         Example:
             >>> planner, other = Planner(100), Planner(100)
@@ -153,7 +153,7 @@ class Planner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state. What waits here is forgotten.
+        """Goes on from a state. The planner forgets the samples that waited before.
 
         Raises:
             StateError: it is of other limits, which are named.
