@@ -249,6 +249,19 @@ MESSAGES: list[tuple[Callable[[Any], Any], str]] = [
         lambda path: list(one().units("key").batch_by(2, key=lambda row: len(row["input_ids"]))),
         "batch_by sorts samples by key, and parts a unit",
     ),
+    (
+        lambda path: one().units("key", within="step").batch(3, keep_together="id"),
+        "units('id') may part samples that units('key', within='step') keeps together: call units once",
+    ),
+    (lambda path: stream().units("key").shuffle(4).units("key"), "units('key') may part samples that units('key') keeps"),
+    (
+        lambda path: list(one().units("key").drop("key").train_valid_split(0.5)[0]),
+        "Units are split by their key: then split before you drop or rename it",
+    ),
+    (
+        lambda path: list(one().units("key").batch_by_tokens(8)),
+        "which has at most 2 samples; filter it, or raise the budget; or set overlong='drop' for such samples",
+    ),
     (lambda path: list(bf.from_sequence(ROWS, repeat=True).skip(3).units("key").take(3)), "Call units before the data repeat"),
 ]  # fmt: skip
 
@@ -298,3 +311,11 @@ def test_repeating_data_part_units_at_the_ends_of_epochs() -> None:
     for data in (bf.from_sequence(rows, repeat=True), bf.from_iterable(rows, repeat=True)):
         batches = data.units("key").batch(bf.FixedSize(4), window=5)
         assert [ids_of(batch) for batch in islice(batches, 4)] == [[0, 1, 2]] * 4
+
+
+@pytest.mark.parametrize("make", [one, stream])
+def test_a_split_by_another_column_of_that_name_is_told(make: Callable[[], Any]) -> None:
+    data = make().units("key").rename({"key": "old", "id": "key"})
+    for side in data.train_valid_split(0.5):
+        with pytest.raises(bf.DataError, match=r"'key' has other values than when units was called\. Split before you"):
+            list(side)

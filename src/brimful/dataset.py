@@ -247,7 +247,7 @@ class Dataset:
         if workers and not _fetches(made):
             raise ValueError(
                 f"stream(num_workers={workers}) makes the samples of from_dataset, and {shown(self.stage)} has none to make. "
-                "Call stream right after from_dataset, before filter, train_valid_split and cache"
+                "Call stream right after from_dataset, before units, filter, train_valid_split and cache"
             )
         return Dataset(made, self.repeats)
 
@@ -1345,9 +1345,8 @@ class Dataset:
         [[4], [2, 2], [1]]
         """
         one_of("overlong", overlong, "raise", "alone", "drop")
-        window = integer(
-            "window", samples_per_step or window, 1, "row"
-        )  # "auto" and "steps" are for policies, whose plans say how many
+        window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
+        rows = window if samples_per_step is None else "auto"
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
@@ -1355,7 +1354,7 @@ class Dataset:
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
-        return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
+        return batches_of(self._kept(keep_together), self.repeats, planner, rows, columns, order, form)
 
     def pack(
         self,

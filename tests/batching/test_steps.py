@@ -166,6 +166,10 @@ MESSAGES: list[tuple[Callable[[], Any], str]] = [
     (lambda: data().batch(2, micro_batches="as_needed"), "micro_batches='as_needed' needs samples_per_step"),
     (lambda: data().batch(2, samples_per_step=6), "samples_per_step=6 goes with micro_batches='as_needed' (got 1)"),
     (lambda: made(data(), 2, 0), "samples_per_step must be at least 1 sample (got 0)"),
+    (
+        lambda: data().batch_by(2, key=len, samples_per_step=-2, micro_batches="as_needed"),
+        "samples_per_step must be at least 1 sample (got -2)",
+    ),
     (lambda: made(data(), bf.FixedSize(2), 6, window=8), "samples_per_step=6 the window is a step: leave window out (got 8)"),
     (lambda: data().units("key", within="step").batch(3), "units('key', within='step') keeps samples in one optimizer step"),
     (lambda: made(data(), 2, 6).shard(0, 2, uneven="drop"), "uneven='drop' would leave out parts of a step"),

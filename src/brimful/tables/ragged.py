@@ -353,8 +353,8 @@ def truncated(block: pa.RecordBatch, columns: Sequence[Sequence[str]], most: int
 
 
 def prompted(block: pa.RecordBatch, sides: Sequence[str]) -> pa.RecordBatch:
-    """A block whose prompt, the columns that begin with `prompt_`, is put before each side, and left out. Where no side has labels,
-    all get some: their own tokens, and -100 for those of the prompt.
+    """A block whose prompt, the columns that begin with `prompt_`, is put before each side, and left out. Where no side has
+    labels, all get some: their own tokens, and -100 for those of the prompt.
 
     Args:
         sides: their prefixes.
