@@ -422,6 +422,22 @@ def test_sides_that_do_not_go_together_are_refused(name: str, verb: str) -> None
         list(getattr(bf.from_sequence(rows), verb)(64, layout="paired"))
 
 
+@pytest.mark.parametrize("kind", ["labels", "attention_mask"])
+def test_one_side_is_packed_with_what_lies_beside_its_tokens_or_refused(kind: str) -> None:
+    rows = [
+        {"chosen_input_ids": [5, 6, 7], f"chosen_{kind}": [0, 1, 1] if kind == "attention_mask" else [-100, -100, 7]}
+    ]
+    data = bf.from_sequence(rows)
+    with pytest.raises(
+        bf.DataError, match=rf"there is a column 'chosen_{kind}', and a batch packed by 'chosen_input_ids'"
+    ):
+        list(data.pack(4, length_column="chosen_input_ids"))
+    (batch,) = data.rename({"chosen_input_ids": "input_ids", f"chosen_{kind}": kind}).pack(4)
+    assert batch["labels"].tolist() == (
+        [[-100, 7, -100, -100]] if kind == "attention_mask" else [[-100, -100, 7, -100]]
+    )
+
+
 def test_settings_that_cannot_be_are_refused() -> None:
     data = bf.from_sequence(LABELLED)
     for names in ("chosen_input_ids", ("input_ids", "labels"), ("prompt_input_ids", *SIDES)):
