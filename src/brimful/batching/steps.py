@@ -28,11 +28,14 @@ class Steps(Stage[Batch]):
     """
 
     verb = ""
-    label = "shard"
 
     upstream: PlannedWindows
     samples_per_step: int = not_in_state()
     ranks: Ranks | None = not_in_state(None)
+
+    @property
+    def label(self) -> str:
+        return "" if self.ranks is None else "shard"
 
     def facts(self, *inputs: Facts) -> Facts:
         one = inputs[0]

@@ -184,7 +184,8 @@ def plan_with(
         units: a number for each sample, (n,): neighbours with equal ones are a unit, of which all samples are in one batch. So
             all are dropped, or alone together, where one is too long, or where they are too many.
     Raises:
-        OverlongError: a sample is too long, under "raise"; under "alone" longer than every bucket, or than static shapes.
+        OverlongError: a sample is too long, under "raise"; under "alone" longer than every bucket, or than static shapes, or a
+            unit of more samples than these have rows.
         ValueError: an unknown word; "truncate" for several lengths, as it does not say which to cut; or a policy that names
             few of the samples that it refuses each time.
     Price: the policy's plan and about 10 ms per million samples; a second plan where an `OverlongError` names samples.
@@ -226,6 +227,12 @@ def plan_with(
     padded = _padded_alone(policy, long_alone)
     if plan.num_padded is not None and lengths.ndim == 2:
         padded[:, plan.num_padded :] = lengths[:, plan.num_padded :]
+    if units is not None and (shapes := getattr(policy, "shapes", None)) is not None:
+        has = np.zeros(len(lengths), bool)
+        has[too_long] = True
+        own, most = units_of(units, len(lengths)), max(rows for rows, *_ in shapes)
+        why = f"cannot fit static shapes of at most {counted(most, 'sample')}, also alone"
+        refuse_units(own, ~own.greatest(has), lambda unit: why, "raise the budget")
     by_itself = units_of(too_long if units is None else units[too_long], len(too_long))
     plan = replace(
         plan,
