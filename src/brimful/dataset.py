@@ -1346,7 +1346,7 @@ class Dataset:
         """
         one_of("overlong", overlong, "raise", "alone", "drop")
         window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
-        rows = window if samples_per_step is None else "auto"
+        rows: int | Literal["auto"] = window if samples_per_step is None else "auto"
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)

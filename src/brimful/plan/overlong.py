@@ -197,16 +197,16 @@ def plan_with(
     """
     one_of("overlong", overlong, *get_args(Overlong))
     lengths = as_lengths(lengths)
-    if units is not None:  # a number for each unit, as one that is left out may lie between two with one number
-        own = units_of(units, len(lengths))
-        units = own.of_samples(np.arange(len(own.begins)))
+    every = None if units is None else units_of(units, len(lengths))
+    if every is not None:  # a number for each unit, as one that is left out may lie between two with one number
+        units = every.of_samples(np.arange(len(every.begins)))
     counts = {"truncated": 0, "dropped": 0, "alone": 0, "dropped_tokens": 0}
     longest = policy.max_length if lengths.ndim == 1 else None
     if overlong == "raise":
         plan = planned(policy, lengths, units)
         if longest is not None:  # a user's policy may place what it says it cannot
-            own = {"limit": f"max_length={longest:,} of {type(policy).__name__}", "remedy": "raise its max_length"}
-            refuse_overlong(lengths, lengths <= longest, max_length=longest, **own)
+            limit = f"max_length={longest:,} of {type(policy).__name__}"
+            refuse_overlong(lengths, lengths <= longest, max_length=longest, limit=limit, remedy="raise its max_length")
         return plan, counts
     if overlong == "truncate":
         if lengths.ndim == 2:
@@ -227,12 +227,11 @@ def plan_with(
     padded = _padded_alone(policy, long_alone)
     if plan.num_padded is not None and lengths.ndim == 2:
         padded[:, plan.num_padded :] = lengths[:, plan.num_padded :]
-    if units is not None and (shapes := getattr(policy, "shapes", None)) is not None:
+    if every is not None and (shapes := getattr(policy, "shapes", None)) is not None:
         has = np.zeros(len(lengths), bool)
         has[too_long] = True
-        own, most = units_of(units, len(lengths)), max(rows for rows, *_ in shapes)
-        why = f"cannot fit static shapes of at most {counted(most, 'sample')}, also alone"
-        refuse_units(own, ~own.greatest(has), lambda unit: why, "raise the budget")
+        why = f"cannot fit static shapes of at most {counted(max(rows for rows, *_ in shapes), 'sample')}, also alone"
+        refuse_units(every, ~every.greatest(has), lambda unit: why, "raise the budget")
     by_itself = units_of(too_long if units is None else units[too_long], len(too_long))
     plan = replace(
         plan,
