@@ -833,7 +833,8 @@ class Dataset:
         them. A verb that would split a unit is an error: `take(n)`, `skip(n)` or a slice inside of one, `stride`,
         `concat_chunk`, `pack_chunk`, `sliding_window`. A unit ends with its epoch and with its stream.
 
-        Call it before `shuffle` and before data sets are mixed, while samples of a unit are still neighbours. With
+        Call it once, before `shuffle` and before data sets are mixed, while samples of a unit are still neighbours.
+        `train_valid_split` reads the column, so split before you drop or change it. With
         `from_files`, set `n_active_shards=1`: it takes a row of each open file in turn. `cache` and `to_store` keep no
         units: call `units` on their result.
 
@@ -1176,7 +1177,8 @@ class Dataset:
                 of the data set. Use it for losses over all samples of a step, such as contrastive ones. A step is
                 planned as a whole, and each of its batches is within the policy's limit. Ranks share its batches out.
                 All have equally many: fillers (`weight` 0) complete the last round. `ends_step` is True in the last
-                one. The last step of an epoch may have fewer samples, and `drop_last` leaves it out. With `units`, a
+                one. The last step of an epoch may have fewer samples, and `drop_last` leaves it out. A step also lacks the
+                samples that `overlong="drop"` leaves out. With `units`, a
                 step has as many whole units as fit. A state inside a step resumes on the same number of ranks. One
                 between steps resumes on any. Trainers that accumulate a fixed number of batches refuse it. See
                 examples/contrastive.py for gradient caching.
