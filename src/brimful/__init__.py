@@ -37,10 +37,12 @@ if TYPE_CHECKING:
         Plan,
         Policy,
         StaticShapes,
+        Steps,
         TokenBudget,
         balance,
         micro_batches,
         optimal_buckets,
+        steps,
         uniform_buckets,
     )
     from brimful.plan.errors import BrokenError, DataError, RankError, StageError, StateError
@@ -84,6 +86,7 @@ __all__ = [
     "StageError",
     "StateError",
     "StaticShapes",
+    "Steps",
     "TokenBudget",
     "attention",
     "balance",
@@ -103,6 +106,7 @@ __all__ = [
     "optimal_buckets",
     "sample_mean",
     "schedule",
+    "steps",
     "testing",
     "token_mean",
     "uniform_buckets",
