@@ -411,7 +411,10 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: i
             words = error.located(where(own.block, int(own.rows[0])))
         share = f" (each of the {parts} micro_batches of a step has an equal share)" if parts > 1 else ""
         share += f" (each of the {sides} sides has an equal share of the budget)" if sides > 1 else ""
-        ways = "'truncate' or 'drop'" if overlong in ("raise", "alone") else "'drop'"
+        # what is refused for something else than its one length does not fit when it is cut
+        longest = policy.max_length or error.max_length
+        cuts = overlong != "truncate" and lengths.ndim == 1 and longest is not None and error.length > longest
+        ways = "'truncate' or 'drop'" if cuts else "'drop'"
         raise DataError(f"{words}{share}; or set overlong={ways} for such samples") from error
     tokens = counts.pop("dropped_tokens")
     if lengths is not window.lengths:
