@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         interleave_datasets,
         zip_datasets,
     )
+    from brimful.tables.arrays import array_type
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
     from brimful.warmup import warm_up
@@ -85,6 +86,7 @@ __all__ = [
     "StateError",
     "StaticShapes",
     "TokenBudget",
+    "array_type",
     "attention",
     "balance",
     "build_dynamic_batch_dataloader",
@@ -121,6 +123,7 @@ _MODULE_OF: Final = {
     "RankError": "brimful.plan.errors",
     "StageError": "brimful.plan.errors",
     "StateError": "brimful.plan.errors",
+    "array_type": "brimful.tables.arrays",
     "attention": "brimful.tensors.attention",
     "build_dynamic_batch_dataloader": "brimful.memory.dataloader",
     "concat_datasets": "brimful.read",
