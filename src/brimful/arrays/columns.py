@@ -481,8 +481,8 @@ def _column(
     if is_list_column(kind) and follows is not None:
         if form not in (None, "pad"):
             raise ValueError(
-                f"arrays names {name!r}, which goes with the tokens of {rules.length_columns[at[follows]]!r}: the layout says how "
-                "these lie. Leave it out of arrays="
+                f"arrays names {name!r}, which goes with the tokens of {rules.length_columns[at[follows]]!r}: the layout says "
+                "how these lie. Leave it out of arrays="
             )
         return _lists(window, field, rules, follows, at)
     shape = _shape_of(kind)
@@ -493,9 +493,7 @@ def _column(
     if as_arrays and shape:
         return _arrays(window, field, rules, form, shape)
     if form is not None:
-        raise ValueError(
-            f"arrays names {name!r}, which holds no arrays ({type_name(kind)}); leave it out of arrays="
-        )
+        raise ValueError(f"arrays names {name!r}, which holds no arrays ({type_name(kind)}); leave it out of arrays=")
     return ObjectColumn(name, window.block.column(name), window.rows)
 
 

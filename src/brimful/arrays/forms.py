@@ -70,7 +70,7 @@ class ArrayColumn:
             bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), shapes.tolist())
             return {self.name: [values[begin:end].reshape(*size, *self._fixed) for begin, end, size in bounds]}
         if len(differ := np.flatnonzero((shapes != shapes[:1]).any(axis=1))):
-            one, other = (tuple([*shapes[place].tolist(), *self._fixed]) for place in (0, int(differ[0])))
+            one, other = ((*shapes[place].tolist(), *self._fixed) for place in (0, int(differ[0])))
             places = self.place(int(numbers[0])), self.place(int(numbers[differ[0]]))
             raise DataError(
                 f"column {self.name!r} has arrays of shape {one} ({places[0]}) and {other} ({places[1]}) in one batch, and "
@@ -120,8 +120,8 @@ class ArrayColumn:
             found = self.values[start : start + prod(own)]
             self.type.check(self.name, found)
             where = [slice(size - one, None) if left else slice(one) for one, size in zip(own, sizes)]
-            out[(row, *where)] = found.reshape(*own, *self._fixed)
-            mask[(row, *(where[place] for place in ragged))] = 1
+            out[row][tuple(where)] = found.reshape(*own, *self._fixed)
+            mask[row][tuple(where[place] for place in ragged)] = 1
         return out, mask
 
 

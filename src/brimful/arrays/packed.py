@@ -43,17 +43,16 @@ SEQ_IDX: Final = ColumnType("int32", np.dtype(np.int32), None)
 class PackedLayout(Layout):
     """Rows of samples end to end, with what keeps them apart.
 
-    Shapes, for R rows of L tokens with n segments (the samples or pieces, and the padding at the end of each row that has
-    some, or all of a row that is empty, so that a kernel leaves no slot undefined): each token column, `position_ids`
-    (restart at 0) and `segment_ids` (1, 2 ... in each row; 0: padding) (R, L) int64; `labels` likewise, those of the
-    column, or else of `shift_labels`, or else the tokens (unless these are arrays, such as frames), -100 in padding and at the first token of each segment (of
-    `shift_labels` at the last one); `cu_seqlens` (n + 1,) int32 over
-    the R x L slots; `max_seqlen`, an int, rounded up to a multiple of 128 (each new value may compile anew); `lengths`,
-    `sample_numbers` (p,) int64 (rows of the data set, of a stream those of its window) and other columns: of the p
-    pieces, in order. An empty sample is a piece without a segment. The boundaries are there under the names of transformers'
-    flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k. `seq_idx` (R, L) int32 numbers the segments of
-    each row from 0, padding included: what kernels of convolutions and of state-space layers take (causal-conv1d, mamba-ssm),
-    and transformers' models hand on to them.
+    Shapes, for R rows of L tokens with n segments (the samples or pieces, and the padding at the end of each row that has some,
+    or all of a row that is empty, so that a kernel leaves no slot undefined): each token column, `position_ids` (restart at 0)
+    and `segment_ids` (1, 2 ... in each row; 0: padding) (R, L) int64; `labels` likewise, those of the column, or else of
+    `shift_labels`, or else the tokens (unless these are arrays, such as frames), -100 in padding and at the first token of each
+    segment (of `shift_labels` at the last one); `cu_seqlens` (n + 1,) int32 over the R x L slots; `max_seqlen`, an int, rounded
+    up to a multiple of 128 (each new value may compile anew); `lengths`, `sample_numbers` (p,) int64 (rows of the data set, of a
+    stream those of its window) and other columns: of the p pieces, in order. An empty sample is a piece without a segment. The
+    boundaries are there under the names of transformers' flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q,
+    max_length_k. `seq_idx` (R, L) int32 numbers the segments of each row from 0, padding included: what kernels of convolutions
+    and of state-space layers take (causal-conv1d, mamba-ssm), and transformers' models hand on to them.
     `column_kinds` says of each column by name whether it has a value for each of the "slots" or of the "pieces", so that a batch
     can be cut between samples.
     `use_cache` is False: those of transformers' causal models that tell samples apart by their positions do so only where they

@@ -59,9 +59,7 @@ class ColumnType(NamedTuple):
             )
 
 
-def type_of(
-    name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str, str], keep: bool = False
-) -> ColumnType:
+def type_of(name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str, str], keep: bool = False) -> ColumnType:
     """The type of a column's arrays: as asked for, else int64 for integers, else the column's own.
 
     Args:

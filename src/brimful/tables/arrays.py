@@ -33,7 +33,7 @@ Shape: TypeAlias = tuple[int | None, ...]
 """The size of each dimension; None where it is ragged."""
 
 
-class RaggedArrayType(pa.ExtensionType):
+class RaggedArrayType(pa.ExtensionType):  # type: ignore[misc]
     """Arrays of any number of ragged dimensions. Rows are stored as in Arrow's `variable_shape_tensor`: a struct of the values
     of an array, and of its shape.
 
@@ -99,7 +99,8 @@ def array_type(dtype: Any, shape: Sequence[int | None]) -> pa.DataType:
     sizes: Shape = tuple(shape)
     if not sizes or any(size is not None and not (isinstance(size, int) and size > 0) for size in sizes):
         raise ValueError(
-            f"array_type takes a shape of at least 1 dimension, each of at least 1 value, or None where it is ragged (got {shape!r})"
+            "array_type takes a shape of at least 1 dimension, each of at least 1 value, or None where it is ragged "
+            f"(got {shape!r})"
         )
     if None not in sizes:
         return pa.fixed_shape_tensor(kind, sizes)

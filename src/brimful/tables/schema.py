@@ -80,7 +80,8 @@ def asked(types: Types | None) -> pa.Schema | None:
 def as_column(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
     """Values as a column of a type, or of the type that they have in common.
 
-    Arrays of one dimension become lists, those of several dimensions what `column_of_arrays` says. Objects become JSON, where that gives them back as they are, else structs.
+    Arrays of one dimension become lists, those of several dimensions what `column_of_arrays` says. Objects become JSON, where
+    that gives them back as they are, else structs.
 
     Raises:
         pa.ArrowException, OverflowError, UnicodeEncodeError: they do not fit, or have nothing in common.
@@ -224,7 +225,11 @@ def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
         return _cast(in_shape(array, kind), kind)
     if isinstance(kind, pa.FixedShapeTensorType | RaggedArrayType):
         made = array.storage.cast(kind.storage_type)
-        parts = (array.storage, made) if isinstance(kind, pa.FixedShapeTensorType) else (array.storage.field(0), made.field(0))
+        parts = (
+            (array.storage, made)
+            if isinstance(kind, pa.FixedShapeTensorType)
+            else (array.storage.field(0), made.field(0))
+        )
         _checked(*parts)
         return pa.ExtensionArray.from_storage(kind, made)
     return _checked(array, array.cast(kind))
@@ -822,9 +827,7 @@ _AS_WRITTEN: Final = {
 }
 
 
-NO_BFLOAT16: Final = (
-    "columns have no such type: return tensor.float(), which changes no value, and ask batches for dtypes={name: 'bfloat16'}"
-)
+NO_BFLOAT16: Final = "columns have no such type: return tensor.float(), which changes no value, and ask batches for dtypes={name: 'bfloat16'}"
 
 
 def rows_rounded(block: pa.RecordBatch) -> NDArray[np.int64]:
