@@ -583,7 +583,7 @@ def _stacked(window: PlanningWindow, field: pa.Field, rules: ColumnRules) -> Sta
     own = window.block.select([name, *_hidden(window.block)]).take(array_of(window.rows))
     _refuse_nulls(own, name)
     array = own.column(name)
-    if isinstance(field.type, pa.FixedShapeTensorType):
+    if isinstance(field.type, pa.FixedShapeTensorType) and not _has_truth_values(field.type):
         values = array.to_numpy_ndarray()
     else:
         *_, flat = _levels(array)
@@ -638,7 +638,7 @@ def _hidden(block: pa.RecordBatch) -> list[str]:
 
 
 def _has_truth_values(kind: pa.DataType) -> bool:
-    return any_part(kind.storage_type if isinstance(kind, RaggedArrayType) else kind, pa.types.is_boolean)
+    return any_part(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind, pa.types.is_boolean)
 
 
 def _has_null(array: pa.Array) -> bool:

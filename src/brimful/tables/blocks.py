@@ -88,7 +88,7 @@ def _tried_values(block: Block, name: str) -> list[Any]:
 
 
 def _values(array: pa.Array) -> list[Any]:
-    if isinstance(array.type, pa.FixedShapeTensorType):
+    if isinstance(array.type, pa.FixedShapeTensorType) and not pa.types.is_boolean(array.type.value_type):
         if array.null_count:
             return [np.array(value.to_numpy()) if value.is_valid else None for value in array]
         # Arrow 26 takes other rows where the values begin at an offset
