@@ -827,7 +827,10 @@ _AS_WRITTEN: Final = {
 }
 
 
-NO_BFLOAT16: Final = "columns have no such type: return tensor.float(), which changes no value, and ask batches for dtypes={name: 'bfloat16'}"
+NO_BFLOAT16: Final = (
+    "columns have no such type: return tensor.float(), which changes no value, and ask batches for "
+    "dtypes={name: 'bfloat16'}"
+)
 
 
 def rows_rounded(block: pa.RecordBatch) -> NDArray[np.int64]:
