@@ -40,7 +40,7 @@ from brimful.core.stage import Stage, check_depth, running, with_inputs
 from brimful.encoding.encoder import Padding, one_vocabulary, paddings
 from brimful.index.indexed import Indexed
 from brimful.plan.buckets import Rounding
-from brimful.plan.budget import SampleCost, sample_cost
+from brimful.plan.costs import SampleCost, sample_cost
 from brimful.plan.errors import check_bool, check_mapping, function, integer, names_of, one_of, timeout, warn_once
 from brimful.plan.once import once, settings_of
 from brimful.rows.parallel import ExecutorType, Parallel

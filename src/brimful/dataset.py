@@ -49,7 +49,7 @@ from brimful.index.units import Placed
 from brimful.index.units import Units as IndexUnits
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.buckets import Rounding
-from brimful.plan.budget import SampleCost, sample_cost
+from brimful.plan.costs import SampleCost, sample_cost
 from brimful.plan.errors import check_bool, check_version, function, integer, names_of, one_of, timeout
 from brimful.plan.plan import is_policy
 from brimful.ray.spread import spread

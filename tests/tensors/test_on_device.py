@@ -21,7 +21,7 @@ import torch
 
 import brimful as bf
 from brimful.tensors import on_device
-from brimful.tensors.on_device import MOST_SHAPES, Sent, StreamCopier
+from brimful.tensors.on_device import MOST_SHAPES, InFlight, StreamCopier
 
 
 def batches(**options: Any) -> bf.Batches:
@@ -90,7 +90,7 @@ def test_less_is_sent_where_the_device_pads() -> None:
         sent: list[int] = []
 
         class Counting(on_device.BlockingCopier):
-            def send(self, item: Any, sent: list[int] = sent) -> on_device.Sent:
+            def send(self, item: Any, sent: list[int] = sent) -> on_device.InFlight:
                 sent.append(sum(one.numel() * one.element_size() for one in on_device.tensors_of(item)))
                 return super().send(item)
 
@@ -418,7 +418,7 @@ def test_what_nested_tensors_keep_on_the_host_is_not_recorded_for_the_device() -
         patch.object(torch.Tensor, "record_stream", lambda self, stream: kept.append(self.device.type)),
     ):
         beside = copier_of(Streams(), torch.device("meta"), copies=False)
-        assert beside.receive(Sent({"input_ids": nested}, "copied", (nested,)))["input_ids"] is nested
+        assert beside.receive(InFlight({"input_ids": nested}, "copied", (nested,)))["input_ids"] is nested
     assert kept == ["meta", "meta"]
 
 

@@ -28,7 +28,7 @@ from brimful.core.own_keys import (
     LOSS_WEIGHTS,
     NUM_ITEMS,
     NUM_SAMPLES,
-    OF_RANKS,
+    RANK_KEYS,
     SUM_OF_WEIGHTS,
     TAKEN,
     WEIGHTS,
@@ -138,10 +138,10 @@ class Collated(Stage[Any]):
                     columns = known[batch.window] = columns_of(batch.window, self.rules, self.as_arrays)
                     if batch.plan.static and batch.plan.pieces is None:
                         lists = [one for one in columns.all if isinstance(one, ListColumn)]
-                        _say_varying(one for one in lists if one.follows is None and _varies(one, own_lengths))
+                        _warn_varying(one for one in lists if one.follows is None and _varies(one, own_lengths))
                         _refuse_varying(columns)
                     if self.as_arrays:
-                        made = TAKEN if batch.weight is None else (*OF_RANKS, *TAKEN)
+                        made = TAKEN if batch.weight is None else (*RANK_KEYS, *TAKEN)
                         refuse_taken(made, [column.name for column in columns.all])
                 places = columns.unlabelled(batch)
                 if not len(places):
@@ -275,7 +275,7 @@ def _unlabelled(batch: Batch, place: int, unlabelled: Unlabelled) -> str:
     number = batch.numbers[place]
     length = int(batch.window.whole_lengths[number].sum())
     here = int(batch.plan.sizes[batch.span][place].sum())
-    window = batch.window if batch.window.located else batch.window.part(np.array([number]))
+    window = batch.window if batch.window.located else batch.window.select(np.array([number]))
     row = int(window.rows[number if window is batch.window else 0])
     cut = "To keep its end, set overlong='truncate' and truncate_side='left' or 'middle'. " if here < length else ""
     drop = "To leave such samples out, set" if unlabelled != "drop" else "Such samples are left out, by"
@@ -301,7 +301,7 @@ def _refuse_varying(columns: WindowColumns) -> None:
         )
 
 
-def _say_varying(columns: Iterable[ListColumn]) -> None:
+def _warn_varying(columns: Iterable[ListColumn]) -> None:
     if names := [one.name for one in columns]:
         warn_once(
             "static shapes are those of the tokens; %s is padded to its own longest in each batch, so its shapes vary: drop it, "

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.arrays.end_to_end import Jagged, Unpadded
+from brimful.arrays.end_to_end import Jagged, RaggedOnDevice
 from brimful.arrays.forms import MASK as MASK_END
 from brimful.arrays.forms import OFFSETS, SHAPES, ArrayColumn, Form, NestedLists
 from brimful.arrays.types import DTYPES, ColumnType, held_in, type_of
@@ -220,12 +220,12 @@ class ListColumn:
             return Ragged(values, found.offsets)
         return found
 
-    def unpadded(self, numbers: IntArray, sizes: IntArray, width: int, left: bool) -> Unpadded:
+    def unpadded(self, numbers: IntArray, sizes: IntArray, width: int, left: bool) -> RaggedOnDevice:
         """What `padded` gives, once it is padded."""
         values, offsets = self.cut(numbers, 0, sizes)
         self.type.check(self.name, values)
         flat, starts, counts = map(np.ascontiguousarray, (values, offsets[:-1], sizes))
-        return Unpadded(flat, starts, counts, width, self.fill.item(), left, self.type)
+        return RaggedOnDevice(flat, starts, counts, width, self.fill.item(), left, self.type)
 
     def entries(self, numbers: IntArray, default: Form, left: bool = False) -> dict[str, Any]:
         """The lists of some samples, padded to the longest of them."""
@@ -412,7 +412,7 @@ class WindowColumns:
         beside other rows whose labels are several numbers: a loss may take each for a truth value."""
         for name in [name for name in out if isinstance(name, str) and is_labels(name)]:
             labels = out[name]
-            if isinstance(labels, Unpadded) and labels.type.made.kind == "i":
+            if isinstance(labels, RaggedOnDevice) and labels.type.made.kind == "i":
                 if not (copies and self._has_several(name, 2)):
                     out[name] = labels.without(rows)
             elif (values := _classes(labels)) is not None and not (copies and self._has_several(name, values.ndim)):

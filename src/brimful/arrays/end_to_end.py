@@ -12,7 +12,7 @@ from brimful.arrays.types import ColumnType
 
 
 @dataclass(frozen=True, eq=False)
-class Unpadded:
+class RaggedOnDevice:
     """Rows of values on their way to a device, which become one padded tensor (B, width) there.
 
     So fewer bytes travel, in the type of the store.
@@ -35,7 +35,7 @@ class Unpadded:
     left: bool
     type: ColumnType
 
-    def without(self, rows: slice) -> Unpadded:
+    def without(self, rows: slice) -> RaggedOnDevice:
         """With nothing but padding in some rows."""
         counts = self.counts.copy()
         counts[rows] = 0

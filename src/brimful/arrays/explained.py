@@ -186,7 +186,7 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
     if made.has_lengths:
         texts = [text(tokens) for tokens in _tokens(batch, one, column)]
     firsts = np.zeros(len(one), np.int64) if one.pieces is None else one.pieces.starts
-    samples, own = made.samples[one.numbers], one.window.part(one.numbers)
+    samples, own = made.samples[one.numbers], one.window.select(one.numbers)
     texts = [*texts, *[None] * (len(samples) - len(texts))]
     if {*texts} <= {None}:
         texts = own.texts_at(samples) or texts

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from brimful.arrays.columns import ListColumn, WindowColumns
-from brimful.arrays.end_to_end import Unpadded
+from brimful.arrays.end_to_end import RaggedOnDevice
 from brimful.arrays.forms import Form
 from brimful.arrays.layout import Layout, put
 from brimful.batching.batch import Batch
@@ -29,7 +29,7 @@ class Padded(Layout):
     Args:
         left: the padding comes first.
         weighted: rows that fill a batch up to its static shape have weight 0.
-        on_device: lists travel end to end, and are padded where they arrive (`Unpadded`).
+        on_device: lists travel end to end, and are padded where they arrive (`RaggedOnDevice`).
         arrays: the form of arrays with a ragged dimension of their own, where the user names none.
     Price: 3 to 6 ns a slot for int64 ids and mask, and 30 us a batch.
 
@@ -54,7 +54,7 @@ class Padded(Layout):
         numbers, left = batch.numbers, self.left
         real, size, widths = len(numbers), batch.padded_size, columns.widths(batch)
         if size > real:
-            batch = batch.of(np.concatenate((np.arange(real), np.zeros(size - real, np.int64))), size)
+            batch = batch.select(np.concatenate((np.arange(real), np.zeros(size - real, np.int64))), size)
             numbers = batch.numbers
         sizes, shortest = columns.sizes(batch), batch.plan.shortest[batch.place]
         places = [gaps(own, width, left, shortest if own is sizes[0] else None) for own, width in zip(sizes, widths)]
@@ -76,7 +76,7 @@ class Padded(Layout):
                 mask = out.get(name)
                 if mask is None and self.on_device:
                     kind = columns.type_of(name, np.empty(0, np.int64))
-                    out[name] = Unpadded(None, sizes[place], sizes[place], widths[place], 0, left, kind)
+                    out[name] = RaggedOnDevice(None, sizes[place], sizes[place], widths[place], 0, left, kind)
                 elif mask is None:
                     out[name] = columns.made(name, attention_mask(places[place], widths[place]))
                 elif isinstance(mask, np.ndarray) and mask.shape == (len(numbers), widths[place]):

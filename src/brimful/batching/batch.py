@@ -13,7 +13,7 @@ from brimful.batching.window import IntArray, PlanningWindow
 from brimful.core.stage import END, State
 from brimful.plan import random
 from brimful.plan.balancing import part_sums
-from brimful.plan.budget import SampleCost, sample_costs
+from brimful.plan.costs import SampleCost, sample_costs
 from brimful.plan.once import once
 from brimful.plan.plan import widths
 from brimful.tables.ragged import offsets_of, runs
@@ -87,7 +87,7 @@ class PlannedWindow:
     def __len__(self) -> int:
         return len(self.padded_sizes)
 
-    def part(self, places: IntArray) -> PlannedWindow:
+    def select(self, places: IntArray) -> PlannedWindow:
         """Some of them, in the order given."""
         sizes = np.diff(self.bounds)[places]
         bounds = offsets_of(sizes)
@@ -109,7 +109,7 @@ class PlannedWindow:
             return self
         wanted = np.zeros(len(self.window), dtype=bool)
         wanted[self.numbers] = True
-        own = self.window.part(np.flatnonzero(wanted))
+        own = self.window.select(np.flatnonzero(wanted))
         return replace(self, window=own, numbers=(np.cumsum(wanted) - 1)[self.numbers])
 
     @once
@@ -274,7 +274,7 @@ class Batch:
         """The padded length, by length column."""
         return self.plan.shapes[self.place][1:]
 
-    def of(self, own: IntArray, padded_size: int, padded_length: int | tuple[int, ...] | None = None) -> Batch:
+    def select(self, own: IntArray, padded_size: int, padded_length: int | tuple[int, ...] | None = None) -> Batch:
         """A batch of some of its samples, or pieces, by their places in it, perhaps of another shape."""
         length = self.padded_length if padded_length is None else padded_length
         pieces = None if self.pieces is None else PackedPieces(*(field[own] for field in self.pieces))
@@ -292,7 +292,7 @@ class Batch:
 
     def without(self, places: IntArray) -> Batch:
         """The batch in its shape, with padding in place of some of its samples, or pieces; without any left it has no weight."""
-        batch = self.of(np.arange(len(self)), self.padded_size)
+        batch = self.select(np.arange(len(self)), self.padded_size)
         left_out = np.zeros(len(self), np.bool_)
         left_out[places] = True
         pieces = batch.plan.pieces
@@ -314,9 +314,9 @@ def _numbers(array: NDArray[Any]) -> list[int]:
 def filler(batch: Batch) -> Batch:
     """One real row of a batch, without weight; of a static shape, and copies up to it."""
     own = np.arange(1) if batch.pieces is None else np.flatnonzero(batch.pieces.rows == 0)
-    return replace(batch.of(own, padded_size=batch.padded_size if batch.plan.static else 1), weight=0.0)
+    return replace(batch.select(own, padded_size=batch.padded_size if batch.plan.static else 1), weight=0.0)
 
 
 def fetch_only_own_rows(batch: Batch) -> Batch:
     """A batch in a window of its own samples."""
-    return replace(batch, plan=batch.plan.part(np.array([batch.place])).fetching_only_own_rows(), place=0)
+    return replace(batch, plan=batch.plan.select(np.array([batch.place])).fetching_only_own_rows(), place=0)

@@ -83,7 +83,7 @@ class MicroBatches(Stage[Batch]):
         """Those of each batch, as an index or the plan knows them, or counted in the rows; None where there are none to count."""
         known: list[NumLabels | None] = []
         for plan, own in groupby(step, lambda batch: batch.plan):
-            known += counted(plan.part(np.array([batch.place for batch in own])), self.labels_follow)
+            known += counted(plan.select(np.array([batch.place for batch in own])), self.labels_follow)
         counts = [labels or read(batch, self.labels_follow) for labels, batch in zip(known, step, strict=True)]
         none = NumLabels(0, 0)  # a filler asks for no label
         return [labels and (labels if batch.weight != 0 else none) for labels, batch in zip(counts, step)]

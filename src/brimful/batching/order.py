@@ -11,8 +11,8 @@ from brimful.batching.batch import PlannedWindow
 from brimful.core.counters import count
 from brimful.core.stage import StreamId
 from brimful.plan import random
-from brimful.plan.balancing import in_turns
-from brimful.plan.budget import SampleCost
+from brimful.plan.balancing import deal_greedily
+from brimful.plan.costs import SampleCost
 from brimful.plan.mix import low_discrepancy_order
 
 ShuffleBatches = Literal[True, False, "stratified"]
@@ -33,16 +33,16 @@ def drop_incomplete(planned: PlannedWindow, complete: NDArray[np.bool_]) -> Plan
     """The complete batches; samples of the others are counted."""
     if complete.all():
         return planned
-    incomplete = planned.part(np.flatnonzero(~complete))
+    incomplete = planned.select(np.flatnonzero(~complete))
     left_out = sum(incomplete.num_samples)
     count("dropped", left_out, f"drop_last: {left_out:,} samples of a window fill no batch and are left out")
     count("dropped_tokens", sum(incomplete.num_tokens))
-    return planned.part(np.flatnonzero(complete))
+    return planned.select(np.flatnonzero(complete))
 
 
 def shuffle(planned: PlannedWindow, how: ShuffleBatches, group: int, key: int) -> PlannedWindow:
     """The batches in an order in which each `group` of neighbours stays together."""
-    return planned if how is False else planned.part(_in_groups(len(planned), how, group, key))
+    return planned if how is False else planned.select(_in_groups(len(planned), how, group, key))
 
 
 def shuffle_stream(planned: PlannedWindow, group: int, key: int, lane: StreamId, shared_key: int) -> PlannedWindow:
@@ -53,12 +53,12 @@ def shuffle_stream(planned: PlannedWindow, group: int, key: int, lane: StreamId,
     """
     steps = max(1, lane.lanes // group)
     order = low_discrepancy_order(len(planned), shared_key, first=lane.number // group, step=steps, own_key=key)
-    return planned.part(order)
+    return planned.select(order)
 
 
 def dearest_first(planned: PlannedWindow, cost: SampleCost) -> PlannedWindow:
     """The batches in the order of what they cost."""
-    return planned.part(np.argsort(-planned.costs(cost), kind="stable"))
+    return planned.select(np.argsort(-planned.costs(cost), kind="stable"))
 
 
 def balance(
@@ -78,8 +78,8 @@ def balance(
     groups = np.delete(dearest, np.s_[middle : middle + rest]).reshape(-1, group)
     groups = groups[_turns(len(groups), how, key)]
     placed = np.empty_like(groups)
-    np.put_along_axis(placed, in_turns(costs[groups].ravel(), group).reshape(groups.shape), groups, axis=1)
-    return planned.part(np.concatenate([begin, placed.ravel(), end]))
+    np.put_along_axis(placed, deal_greedily(costs[groups].ravel(), group).reshape(groups.shape), groups, axis=1)
+    return planned.select(np.concatenate([begin, placed.ravel(), end]))
 
 
 def _in_groups(count: int, how: ShuffleBatches, group: int, key: int) -> NDArray[np.int64]:

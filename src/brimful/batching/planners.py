@@ -16,10 +16,11 @@ from brimful.batching.window import PlanningWindow
 from brimful.core.counters import count
 from brimful.core.header import described
 from brimful.core.stage import not_in_state
-from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, random
-from brimful.plan.balancing import in_turns, part_sums
+from brimful.plan import Overlong, OverlongError, Packed, Plan, Policy, random
+from brimful.plan.balancing import deal_greedily, part_sums
 from brimful.plan.buckets import Rounding
-from brimful.plan.budget import divided, sample_costs, share
+from brimful.plan.budget import divided, share
+from brimful.plan.costs import sample_costs
 from brimful.plan.errors import DataError, one_of
 from brimful.plan.overlong import plan_with, split_long
 from brimful.plan.plan import joined, planned
@@ -146,7 +147,7 @@ class ByPolicy(BatchPlanner):
 
     @property
     def first_rows(self) -> int:
-        return self.policy.n if isinstance(self.policy, FixedSize) and not self.policy.sort else 0
+        return 0 if getattr(self.policy, "sort", True) else self.policy.full_size  # type: ignore[attr-defined]
 
     @property
     def in_turn(self) -> bool:
@@ -205,7 +206,7 @@ class ByPolicy(BatchPlanner):
     def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, or units stay together, all but the last cut of the epoch."""
         policy = self.policy if batches.window.units is None else None
-        return _full(batches, policy.n if isinstance(policy, FixedSize) else None, last)
+        return _full(batches, getattr(policy, "full_size", None), last)
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,7 @@ class ByPacking(BatchPlanner):
         order = order[np.argsort(-row_costs[order], kind="stable")]
         count = len(order) // self.num_rows
         full, rest = np.split(order, [count * self.num_rows])
-        return np.concatenate([full[np.argsort(in_turns(row_costs[full], max(count, 1)), kind="stable")], rest])
+        return np.concatenate([full[np.argsort(deal_greedily(row_costs[full], max(count, 1)), kind="stable")], rest])
 
     def divided(self, parts: int) -> ByPacking:
         return replace(self, num_rows=share(self.num_rows, parts, "rows", even=True))
@@ -406,7 +407,7 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: i
     except OverlongError as error:
         words = str(error)
         if 0 <= error.sample < len(window):
-            own = window.part(np.array([error.sample]))  # no other sample is fetched for it
+            own = window.select(np.array([error.sample]))  # no other sample is fetched for it
             words = error.located(where(own.block, int(own.rows[0])))
         share = f" (each of the {parts} micro_batches of a step has an equal share)" if parts > 1 else ""
         share += f" (each of the {sides} sides has an equal share of the budget)" if sides > 1 else ""

@@ -24,7 +24,7 @@ from brimful.core.repeat import EmptyEpochGuard
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, StreamId, not_in_state, running
 from brimful.plan import random
-from brimful.plan.budget import SampleCost
+from brimful.plan.costs import SampleCost
 from brimful.plan.errors import StateError, check_bool, check_count, logger
 from brimful.tables.describe import written
 from brimful.tables.origins import where
@@ -36,7 +36,7 @@ def count_empty(batches: PlannedWindow, asked: bool) -> None:
         return
     empty = np.flatnonzero(np.array(batches.num_tokens) == 0)
     if 0 < len(empty) < len(batches) + asked:
-        window, samples = batches.window, batches.part(empty).numbers
+        window, samples = batches.window, batches.select(empty).numbers
         streamed = window.index is None  # the rows are here
         first = f" (one is {where(window.block, int(window.rows[samples.min()]))})" if streamed else ""
         count(
@@ -163,7 +163,7 @@ class PlannedWindows(Stage[PlannedWindow]):
                 inside |= {"plan": made, **self._aligned(before)}
                 before = (before + len(planned)) % self.balance_group
                 after = END if after == END else {"windows": after, **self._aligned(before)}
-                rest = planned.part(np.arange(done, len(planned))) if done else planned
+                rest = planned.select(np.arange(done, len(planned))) if done else planned
                 if window.turn is not None:
                     handed_on: Callable[[int], State] = _HandedOnInTurn(rest, window.turn, left_out, after)
                 else:
@@ -226,7 +226,7 @@ class _HandedOnInTurn:
         is_last = batches == len(self._planned)
         self._turn.left_out(0 if is_last else batches)
         if self._empty and batches > self._counted:
-            count_empty(self._planned.part(np.arange(self._counted, batches)), self._turn.measured)
+            count_empty(self._planned.select(np.arange(self._counted, batches)), self._turn.measured)
         self._counted = max(self._counted, batches)
         if not is_last:
             return {"windows": self._turn.state(batches)}

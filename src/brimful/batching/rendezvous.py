@@ -1,6 +1,6 @@
 """How data-parallel ranks that read streams of unequal length find one another, and agree, ahead of time, where an epoch ends.
 
-Rank 0 opens a run (`OpenRuns`), and each other one joins the first that is like its own:
+Rank 0 opens a run (`RunRegistry`), and each other one joins the first that is like its own:
 
     rank 0   opened()    run n of a name, with its header and the place where it begins; closed(words) once it has left too early
     others   joined()    the first open run with the same header and place in which this rank has not been yet
@@ -87,7 +87,7 @@ class Rendezvous:
         self._woken: SimpleQueue[None] = SimpleQueue()
         self._waited = 0.0  # seconds, by the consumer for what it is to be given next
         self._since: float | None = None  # since when the store, or another rank through it, is waited for
-        self._runs = OpenRuns(store, name, rank, world_size, header, place)
+        self._runs = RunRegistry(store, name, rank, world_size, header, place)
         self._name = ""
         self._posted = -1
         self._refused: tuple[str, float] | None = None  # what is said of a rank that refused its state, since when
@@ -101,7 +101,7 @@ class Rendezvous:
             others as `outcome`.
         """
         with self._reached():
-            self._runs.came()
+            self._runs.announce()
             self._name = self._runs.opened() if self._rank == 0 else self._joined()
 
     def post(self, number: int, count: int) -> None:
@@ -147,8 +147,8 @@ class Rendezvous:
                 return name
             if waited > patience:
                 self._look_for_refused()
-                if self._runs.words is not None:
-                    raise RankError(self._runs.words)
+                if self._runs.reason is not None:
+                    raise RankError(self._runs.reason)
                 if (other := self._runs.other()) is not None:
                     self._name, words = other
                     error = StateError(words)
@@ -282,7 +282,7 @@ class Rendezvous:
             self._since = None
 
 
-class OpenRuns:
+class RunRegistry:
     """The runs of one name, for one of its ranks.
 
     Args:
@@ -298,10 +298,10 @@ class OpenRuns:
         self._ours = json.loads(json.dumps([header, place]))
         self._digest = sha256(json.dumps(self._ours, sort_keys=True).encode()).hexdigest()[:16]
         self._past: set[int] = set()  # runs in which this rank has been, or that are over
-        self.words: str | None = None
+        self.reason: str | None = None
         """Why rank 0 left a run like this one before this rank came to it."""
 
-    def came(self) -> None:
+    def announce(self) -> None:
         """This rank wants to begin a run."""
         self._store.set(f"brimful/came.{self._world_size}/{self._rank}", self._name)
 
@@ -344,8 +344,8 @@ class OpenRuns:
             elif not self._has(f"{name}/closed"):
                 return name
             else:
-                self.words, keys = json.loads(self._store.get(f"{name}/closed"))
-                self._store.set(f"{name}/gone", json.dumps([-1, self.words]))  # no round will have all ranks
+                self.reason, keys = json.loads(self._store.get(f"{name}/closed"))
+                self._store.set(f"{name}/gone", json.dumps([-1, self.reason]))  # no round will have all ranks
                 self.left(name, keys)
         return None
 

@@ -120,7 +120,7 @@ class Shared(Stage[Batch]):
         with running(windows, at, run) as items:
             for planned, _ in items:
                 labels = counted(planned, windows.labels_follow, rows=ranks > 1)
-                own = planned.part(np.arange((rank - step.taken) % ranks, len(planned), ranks))
+                own = planned.select(np.arange((rank - step.taken) % ranks, len(planned), ranks))
                 own = own.fetching_only_own_rows() if ranks > 1 else own
                 places = iter(range(len(own)))
                 done = 0
@@ -159,7 +159,8 @@ class Shared(Stage[Batch]):
         with running(Batched(windows), windows.start(epoch), run) as items:
             batches = [batch for (batch, _), _ in islice(with_counts(items), number)]  # counted when they came first
         known = [
-            counted(batch.plan.part(np.array([batch.place])), windows.labels_follow, rows=True)[0] for batch in batches
+            counted(batch.plan.select(np.array([batch.place])), windows.labels_follow, rows=True)[0]
+            for batch in batches
         ]
         return list(islice(cycle(zip(batches, known, strict=True)), number))
 
@@ -174,7 +175,7 @@ class Shared(Stage[Batch]):
         if placement.data_ranks == 1:
             with running(streams, at, run) as items:
                 for batch, after in items:
-                    yield _weighed(batch, 1), after
+                    yield _with_rank_fields(batch, 1), after
             return
         wrap = self.uneven == "wrap" and not streams.flows
         with streams.reading(at, own, run, wrap) as readers:
@@ -234,7 +235,7 @@ class Shared(Stage[Batch]):
                     first = 0 if streams.flows else at["epoch"]
                     spare = _any_batch(streams, first, [*readers], run) if spare is None else spare
                     item = filler(spare)
-                yield _weighed(item, ranks), {"epoch": epoch, "next": place, "streams": dict(entries)}
+                yield _with_rank_fields(item, ranks), {"epoch": epoch, "next": place, "streams": dict(entries)}
 
     def _rounds(
         self, streams: RoundRobin[Batch], at: State, readers: dict[int, StreamReader[Batch]], rendezvous: Rendezvous
@@ -342,7 +343,7 @@ def _any_batch(streams: RoundRobin[Batch], epoch: int, own: list[int], run: Run)
     raise AssertionError("an epoch that goes on has a batch")
 
 
-def _weighed(batch: Batch, num_ranks: int) -> Batch:
+def _with_rank_fields(batch: Batch, num_ranks: int) -> Batch:
     """A batch as one of a rank; a filler keeps its weight."""
     return replace(batch, weight=1.0 if batch.weight is None else batch.weight, num_ranks=num_ranks)
 

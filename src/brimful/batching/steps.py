@@ -100,7 +100,7 @@ class Steps(Stage[Batch]):
                 count = len(planned)
                 if not count:
                     planned.handed_on(0)  # counts what was left out of it
-                own = planned.part(np.arange(rank, count, ranks))
+                own = planned.select(np.arange(rank, count, ranks))
                 own = own.fetching_only_own_rows() if ranks > 1 else own
                 each = self._labels(planned, ranks)
                 labels = step_labels([so_far, *each])

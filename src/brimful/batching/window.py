@@ -109,7 +109,7 @@ class PlanningWindow:
         else:
             found = self.index.values_at(self.samples, column)
         if found is not None and len(wrong := np.flatnonzero(~(np.isfinite(found) & (found >= 0)))):
-            own = self.part(wrong[:1])  # no other sample is fetched for it
+            own = self.select(wrong[:1])  # no other sample is fetched for it
             row = int(own.rows[0])
             value = own.block.column(column)[row].as_py()
             raise DataError(
@@ -123,7 +123,7 @@ class PlanningWindow:
         """The columns and types of the rows."""
         return self.block.schema if self.index is None else self.index.schema
 
-    def part(self, numbers: IntArray) -> PlanningWindow:
+    def select(self, numbers: IntArray) -> PlanningWindow:
         """The window as far as some of its samples go, so that no other rows are located."""
         whole, units = (None if one is None else one[numbers] for one in (self.whole, self.units))
         return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers], whole=whole, units=units)

@@ -61,7 +61,7 @@ def _show_store(path: str) -> None:
     for name, tokenizer in pipeline["tokenizers"].items():
         _say(f"tokenizer {name}: {tokenizer}")
     _say(f"version   {VERSION}" + (f", of its functions {pipeline['version']}" if pipeline["version"] else ""))
-    _say_pipeline(pipeline["chain"])
+    _print_pipeline(pipeline["chain"])
     _say("position  none: a store is whole")
 
 
@@ -81,7 +81,7 @@ def _show_state(file: Path) -> None:
     made_by = state or _first(saved, PIPELINE)
     if made_by is not None:
         _say(f"version   {made_by['version']}")
-        _say_pipeline(made_by["header"])
+        _print_pipeline(made_by["header"])
     else:
         _say("pipeline  not saved: between two epochs a loader's state fits any pipeline")
     if state is None:
@@ -96,7 +96,7 @@ def _show_state(file: Path) -> None:
     _say(f"size      {len(json.dumps(state)):,} bytes, {size:,} of them the position")
 
 
-def _say_pipeline(header: list[dict[str, Any]]) -> None:
+def _print_pipeline(header: list[dict[str, Any]]) -> None:
     _say("pipeline")
     for depth, line in _stages(header, 0):
         _say(f"{'  ' * depth}  {line}")

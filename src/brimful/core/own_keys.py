@@ -18,11 +18,11 @@ WEIGHTS: Final = "sample_weights"
 """A number a row, 0 where a row counts for nothing."""
 NUM_SIDES: Final = "num_sides"
 """How many rows, below one another, a sample has: see `arrays.paired`."""
-OF_RANKS: Final = ("weight", "is_filler")
+RANK_KEYS: Final = ("weight", "is_filler")
 """What a data-parallel rank's batch has beside its columns."""
 TAKEN: Final = (*COUNTS, "ends_step", WEIGHTS, LOSS_WEIGHTS)
 """Those that whoever computes a loss takes for brimful's, whoever made them."""
-OWN_KEYS: Final = (*OF_RANKS, *TAKEN, NUM_SIDES, "lengths")
+OWN_KEYS: Final = (*RANK_KEYS, *TAKEN, NUM_SIDES, "lengths")
 """All keys of a batch that brimful makes, and no model takes."""
 
 

@@ -236,20 +236,20 @@ class ChatTemplate:
             for begin, stop in spans:
                 stop = _stripped(text, begin, stop)
                 token = self.special.before(text, stop, begin)
-                self._say_twice(text, begin, stop, token)
+                self._warn_twice(text, begin, stop, token)
             if spans and self.end_token and not token and len(messages) - 1 in own and not text[spans[-1][1] :].strip():
                 end = self._end()
             for number in (number for number in own if messages[number]["role"] == "assistant"):
-                self._say_calls(talk, number, [span for spans in talk.visits(number) for span in spans])
+                self._warn_calls(talk, number, [span for spans in talk.visits(number) for span in spans])
             own = [number for number in own if messages[number]["role"] != "assistant"]
         for number, parts in talk.parts(own).items():
-            self._say_calls(talk, number, parts)
+            self._warn_calls(talk, number, parts)
             if parts:
                 turn = self._trained(talk, number, parts)
                 spans += turn.spans
                 begins += [(turn.begin, number)] if turn.whole else []
                 end = self._end() if turn.open else end
-                self._say_prefix(talk, number, parts, turn.begin)
+                self._warn_prefix(talk, number, parts, turn.begin)
         return Turns(text, spans, begins, end)
 
     def whole(self, talk: _Talk, without: Sequence[int]) -> Turns:
@@ -486,7 +486,7 @@ class ChatTemplate:
         open_ = False
         if token and not self.prompt.runs_on:
             end = stop
-            self._say_twice(text, least, end, token)
+            self._warn_twice(text, least, end, token)
         else:
             following = _black(text, end)
             mark = self.special.at(text, following)
@@ -570,8 +570,8 @@ class ChatTemplate:
     def _asks(self) -> bool:
         return PROMPT in self.template
 
-    def _say_prefix(self, talk: _Talk, number: int, parts: list[Span], begin: int) -> None:
-        """Says once that a role is trained on: a template without add_generation_prompt cannot say where an answer begins."""
+    def _warn_prefix(self, talk: _Talk, number: int, parts: list[Span], begin: int) -> None:
+        """Warns once that a role is trained on: a template without add_generation_prompt cannot say where an answer begins."""
         if self._asks:
             return
         said = talk.messages[number].get("content")
@@ -585,8 +585,8 @@ class ChatTemplate:
                     f"{PROMPT}. To train on the words alone, mark them by {{% generation %}} ... {{% endgeneration %}} in it",
                 )
 
-    def _say_calls(self, talk: _Talk, number: int, parts: list[Span]) -> None:
-        """Says once that a template leaves calls out."""
+    def _warn_calls(self, talk: _Talk, number: int, parts: list[Span]) -> None:
+        """Warns once that a template leaves calls out."""
         calls = talk.messages[number].get("tool_calls")
         for name in map(_called, calls) if isinstance(calls, list) else ():
             if name and not _in_any(talk.traced.text, name, parts):
@@ -597,8 +597,8 @@ class ChatTemplate:
                     "trained. Take a template that writes them, or write them into the content (map)",
                 )
 
-    def _say_twice(self, text: str, begin: int, end: int, token: str) -> None:
-        """Says once that a turn ends in a token twice."""
+    def _warn_twice(self, text: str, begin: int, end: int, token: str) -> None:
+        """Warns once that a turn ends in a token twice."""
         if not token:
             return
         before = end - len(token)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from brimful.plan import AttentionCost, OverlongError, balance, micro_batches
-from brimful.plan.budget import sample_costs
+from brimful.plan.costs import sample_costs
 from brimful.plan.errors import check_bool, integer
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, one_length

@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.buckets import check_rising
-from brimful.plan.budget import SampleCost, sample_costs
-from brimful.plan.cut import ascending, cut_at, longest_first
-from brimful.plan.errors import check_bool, integer
-from brimful.plan.overlong import refuse_overlong
-from brimful.plan.pack import best_fit
-from brimful.plan.plan import IntArray, one_length
+from .buckets import check_rising
+from .costs import SampleCost, sample_costs
+from .cut import ascending, cut_at, longest_first
+from .errors import check_bool, integer
+from .overlong import refuse_overlong
+from .pack import best_fit
+from .plan import IntArray, one_length
 
 FloatArray = NDArray[np.float64]
 
@@ -74,7 +74,7 @@ def balance(
         [[2, 3, 4], [0, 1]]
         >>> [part.tolist() for part in balance([9, 2, 2, 2, 1], 2, max_tokens=8)]
         Traceback (most recent call last):
-        brimful.plan.overlong.OverlongError: a sample of 9 tokens (sample 0) cannot fit max_tokens=8; ...
+        brimful.plan.errors.OverlongError: a sample of 9 tokens (sample 0) cannot fit max_tokens=8; ...
     """
     lengths = one_length(lengths, "balance")
     num_parts = integer("num_parts", num_parts, 1, "part")
@@ -136,7 +136,7 @@ def micro_batches(
     costs_of = part_sums(part_of, costs, number)
     del costs
     dearest = np.argsort(-costs_of, kind="stable")
-    rank_of = in_turns(costs_of[dearest], num_ranks)
+    rank_of = deal_greedily(costs_of[dearest], num_ranks)
     place = np.empty(number, np.int64)
     place[dearest[np.argsort(rank_of, kind="stable")]] = np.arange(number)  # rank after rank
     part_of = place[part_of]
@@ -145,11 +145,11 @@ def micro_batches(
     return [list(islice(parts, count)) for count in np.bincount(rank_of, minlength=num_ranks).tolist()]
 
 
-def in_turns(costs: FloatArray, num_parts: int) -> IntArray:
+def deal_greedily(costs: FloatArray, num_parts: int) -> IntArray:
     """The part of each item, (n,): of each `num_parts` that follow one another, dearest first, the dearest goes to the part that
     has cost least so far.
 
-    >>> in_turns(np.array([9.0, 5.0, 8.0, 1.0, 2.0]), 2).tolist()
+    >>> deal_greedily(np.array([9.0, 5.0, 8.0, 1.0, 2.0]), 2).tolist()
     [0, 1, 1, 0, 0]
     """
     part_of = np.empty(len(costs), np.int64)
@@ -209,7 +209,7 @@ def _fewest(lengths: IntArray, costs: FloatArray, max_tokens: int, step: int) ->
     may be found for one and not for the next; more by bisection.
     """
     low = -(-_no_fewer(lengths, max_tokens) // step)
-    high = max(low, -(-int(_fitted(lengths, max_tokens).max(initial=0) + 1) // step))
+    high = max(low, -(-int(_best_fit_decreasing(lengths, max_tokens).max(initial=0) + 1) // step))
     found: tuple[int, IntArray] | None = None
     while found is None or low < high:
         tried = low if (high - low) * len(lengths) <= _TRIED_IN_TURN else (low + high) // 2
@@ -251,7 +251,7 @@ def _refuse(work: _Work, padded: bool) -> NoReturn:
     needed = (
         len(_cut_padded(work, longest_first(work.lengths), np.inf))
         if padded
-        else int(_fitted(work.lengths, int(work.max_tokens)).max() + 1)
+        else int(_best_fit_decreasing(work.lengths, int(work.max_tokens)).max() + 1)
     )
     fact = "cannot be" if padded else "were not"  # for sums there may be a way that was not found
     raise ValueError(
@@ -282,7 +282,7 @@ def _summed(work: _Work) -> IntArray | None:
 
 def _starts(work: _Work) -> Iterator[IntArray]:
     """Ways to deal that keep the limit, to begin with."""
-    ways, found = (_longest_first, _differenced)[: 1 + (len(work.lengths) <= _DIFFERENCED)], False
+    ways, found = (_longest_first, _karmarkar_karp)[: 1 + (len(work.lengths) <= _DIFFERENCED)], False
     for way in ways:
         part_of = way(work)
         if work.keeps(part_of):
@@ -296,7 +296,10 @@ def _starts(work: _Work) -> Iterator[IntArray]:
         if work.keeps(part_of):
             yield part_of
             return
-    if not work.equal_count and (part_of := _fitted(work.lengths, int(work.max_tokens))).max() < work.num_parts:
+    if (
+        not work.equal_count
+        and (part_of := _best_fit_decreasing(work.lengths, int(work.max_tokens))).max() < work.num_parts
+    ):
         yield part_of
 
 
@@ -344,7 +347,7 @@ def _one_by_one(loads: FloatArray, costs: FloatArray) -> list[int]:
     return taken
 
 
-def _differenced(work: _Work) -> IntArray:
+def _karmarkar_karp(work: _Work) -> IntArray:
     """Largest differencing: of all ways to deal some samples the two most unequal ones are joined, dear parts to cheap ones.
 
     A way has the loads of its parts, dearest first, and their samples as chains: the first and the last of each, and for each
@@ -385,7 +388,7 @@ def _differenced(work: _Work) -> IntArray:
     return part_of
 
 
-def _fitted(lengths: IntArray, max_tokens: int) -> IntArray:
+def _best_fit_decreasing(lengths: IntArray, max_tokens: int) -> IntArray:
     """As few parts as best-fit decreasing makes."""
     order = longest_first(lengths)
     part_of = np.empty(len(order), np.int64)

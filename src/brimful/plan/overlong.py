@@ -9,60 +9,15 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.buckets import Rounding
-from brimful.plan.errors import counted, integer, of_setting, one_of
-from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
-from brimful.plan.units import Units, units_of, whole
+from .buckets import Rounding
+from .errors import OverlongError, counted, integer, of_setting, one_of
+from .plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
+from .units import Units, units_of, whole
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]
 
 MOST_PLANS: Final = 16
 """How often a policy may refuse samples of a window. One that named a single sample each time would take a plan for each."""
-
-
-class OverlongError(ValueError):
-    """A sample cannot be placed. `sample` is the number of the first such sample, and `length` is its number of tokens.
-
-    `samples` are the numbers of all of them. With two lengths a sample, `length` is their sum. `max_length` is the
-    longest length that the policy takes, in tokens.
-    Example:
-        >>> import brimful as bf
-        >>> try:
-        ...     bf.TokenBudget(16).plan([5, 20, 9, 30])
-        ... except OverlongError as error:
-        ...     print(error)
-        ...     error.sample, error.length, error.max_length, error.samples
-        a sample of 20 tokens (sample 1) cannot fit max_tokens=16; truncate or filter it, or raise the budget
-        (1, 20, 16, (1, 3))
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        sample: int = -1,
-        length: int = -1,
-        max_length: int | None = None,
-        samples: tuple[int, ...] = (),
-    ) -> None:
-        super().__init__(message)
-        self.sample = sample
-        self.length = length
-        self.max_length = max_length
-        self.samples = samples
-
-    def located(self, place: str) -> str:
-        """The message with a place, such as file and line, for the sample's number.
-
-        Example:
-            >>> import brimful as bf
-            >>> try:
-            ...     bf.TokenBudget(16).plan([5, 20])
-            ... except OverlongError as error:
-            ...     print(error.located("shard a.jsonl, line 2"))
-            a sample of 20 tokens (shard a.jsonl, line 2) cannot fit max_tokens=16; truncate or filter it, or raise the budget
-        """
-        return str(self).replace(f"(sample {self.sample:,})", f"({place})", 1)
 
 
 class Pieces(NamedTuple):
@@ -204,8 +159,8 @@ def plan_with(
     if overlong == "raise":
         plan = planned(policy, lengths, units)
         if longest is not None:  # a user's policy may place what it says it cannot
-            own = {"limit": f"max_length={longest:,} of {type(policy).__name__}", "remedy": "raise its max_length"}
-            refuse_overlong(lengths, lengths <= longest, max_length=longest, **own)
+            words = {"limit": f"max_length={longest:,} of {type(policy).__name__}", "remedy": "raise its max_length"}
+            refuse_overlong(lengths, lengths <= longest, max_length=longest, **words)
         return plan, counts
     if overlong == "truncate":
         if lengths.ndim == 2:

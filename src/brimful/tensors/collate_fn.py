@@ -22,7 +22,6 @@ from brimful.core.own_keys import NUM_ITEMS, WEIGHTS
 from brimful.core.run import Run
 from brimful.core.stage import not_in_state
 from brimful.plan import Policy
-from brimful.plan.budget import exceeded
 from brimful.plan.errors import DataError, StageError, counted, name_of
 from brimful.plan.once import once, settings_of
 from brimful.plan.random import generators_of, seeded
@@ -110,7 +109,7 @@ class CollatedBy(Collated):
         """The function does not get these samples; where there are no others, it gets all, and they have no weight."""
         if len(places) == len(batch):
             return batch if batch.weight is None else replace(batch, weight=0.0)
-        return batch.of(np.delete(np.arange(len(batch)), places), batch.padded_size)
+        return batch.select(np.delete(np.arange(len(batch)), places), batch.padded_size)
 
     def rows(self, batch: Batch) -> int:
         return len(batch)
@@ -150,7 +149,8 @@ class CollatedBy(Collated):
             return
         made = shapes[0][0], sum(width for _, width in shapes)
         planned = batch.padded_size, sum(batch.widths)
-        limit = exceeded(self.policy, *made)
+        exceeded = getattr(self.policy, "exceeded", None)
+        limit = "" if exceeded is None else exceeded(*made)
         if limit and not (self.alone and planned[0] == 1):
             raise DataError(
                 f"collate_fn made a batch of {made[0]:,} x {made[1]:,} tokens, which is over {limit}. By lengths= of "

@@ -66,7 +66,7 @@ class Grouped(Layout):
         partition, widths = _planned(sizes, columns.widths(batch), len(batch), self.num_groups, self.rounding)
         parts = []
         for members, own in zip(partition, widths, strict=True):
-            chosen = batch.of(members, len(members), _length(batch, dict(zip(columns.at, own, strict=True))))
+            chosen = batch.select(members, len(members), _length(batch, dict(zip(columns.at, own, strict=True))))
             part = Padded(arrays="list").item(chosen, columns)
             if batch.weight == 0:
                 columns.unlabel(part, slice(None))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from brimful.arrays.columns import ColumnRules
-from brimful.arrays.end_to_end import Jagged, Unpadded
+from brimful.arrays.end_to_end import Jagged, RaggedOnDevice
 from brimful.arrays.types import BFLOAT16
 
 
@@ -40,7 +40,7 @@ def in_torch(batch: MutableMapping[str, Any], rules: ColumnRules, names: Iterabl
         elif kind is list and value and type(value[0]) is array:
             tensors = [*map(from_numpy, value)]
             batch[name] = [one.to(torch.bfloat16) for one in tensors] if dtypes.get(name) == BFLOAT16 else tensors
-        elif kind is Unpadded:
+        elif kind is RaggedOnDevice:
             parts = [part for part in ("values", "starts", "counts") if getattr(value, part) is not None]
             batch[name] = replace(value, **{part: from_numpy(getattr(value, part)) for part in parts})
         elif kind is Jagged:

@@ -57,17 +57,17 @@ class OnDevice(Stage[Any]):
         copies = copier(self.device, self.copies and self.prefetch > 0)
         filler = None if self.buffers is None else self.buffers.filler()
 
-        def sent(run: Run) -> Generator[tuple[Sent, State], None, None]:
+        def sent(run: Run) -> Generator[tuple[InFlight, State], None, None]:
             with running(self.upstream, at, run) as items:
                 for item, after in items:
                     yield then(item, send), after
 
-        def send(item: Any) -> Sent:
+        def send(item: Any) -> InFlight:
             one = copies.send(item)
             carry(item, one.item)
             return one
 
-        def received(one: Sent) -> Any:
+        def received(one: InFlight) -> Any:
             item = copies.receive(one)
             if filler is None:
                 return item
@@ -94,18 +94,18 @@ def check_tensors(stage: Stage[Any]) -> None:
         )
 
 
-class Sent(NamedTuple):
+class InFlight(NamedTuple):
     """A batch on its way.
 
     Args:
         item: as it will be, with tensors that may still be empty.
         arrives: an event on the device after which they are not; None where they are there.
-        fresh: what the stream of the copies has to do with.
+        tensors: what the stream of the copies has to do with.
     """
 
     item: Any
     arrives: Any = None
-    fresh: tuple[torch.Tensor, ...] = ()
+    tensors: tuple[torch.Tensor, ...] = ()
 
 
 class BlockingCopier:
@@ -118,10 +118,10 @@ class BlockingCopier:
     def __init__(self, device: torch.device, copies: bool) -> None:
         self._device, self._copies = device, copies
 
-    def send(self, item: Any) -> Sent:
-        return Sent(mapped(item, self._sent))
+    def send(self, item: Any) -> InFlight:
+        return InFlight(mapped(item, self._sent))
 
-    def receive(self, sent: Sent) -> Any:
+    def receive(self, sent: InFlight) -> Any:
         return sent.item
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,7 @@ class StreamCopier:
 
     The tensors of a batch lie end to end in one slab of pinned memory, so that a copy needs no help of the CPU. Slabs come from
     torch's caching host allocator: it hands one out again once the copies from it have ended, which it knows by events. What
-    arrives is fresh memory of the copy stream's, and `record_stream` keeps it from being used again before the compute
+    arrives is memory of the copy stream's, and `record_stream` keeps it from being used again before the compute
     that was given it has run. A tensor that is there twice in a batch is copied once. A consumer whose host runs ahead of its
     device has no more than `LAG` batches there that were taken and not computed: it waits for them as it takes the next one,
     which is no time waited for data.
@@ -146,7 +146,7 @@ class StreamCopier:
         self._stream = _stream_of(device)
         self._used: deque[Any] = deque()  # events: all that was given a batch has run
 
-    def send(self, item: Any) -> Sent:
+    def send(self, item: Any) -> InFlight:
         """Begins to copy the tensors of a batch, in the thread that makes it; those that are on the device already stay there, or
         are copied by the stream that made them, which may write to them next."""
         tensors = {id(tensor): tensor for tensor in tensors_of(item)}
@@ -158,9 +158,9 @@ class StreamCopier:
                 self._stream.wait_stream(maker)
             copies |= self._sent({key: tensor for key, tensor in tensors.items() if key not in made_here})
             arrived = mapped(item, lambda tensor: copies.get(id(tensor), tensor))
-            return Sent(arrived, self._stream.record_event(), tuple(tensors_of(arrived)))
+            return InFlight(arrived, self._stream.record_event(), tuple(tensors_of(arrived)))
 
-    def receive(self, sent: Sent) -> Any:
+    def receive(self, sent: InFlight) -> Any:
         """The batch, for use by what the caller's current stream runs from now on. The host waits for no copy."""
         self._catch_up()
         stream = self._backend.current_stream(self._device)
@@ -168,7 +168,7 @@ class StreamCopier:
         event.record(stream)
         self._used.append(event)
         stream.wait_event(sent.arrives)
-        for tensor in sent.fresh:
+        for tensor in sent.tensors:
             for part in _parts(tensor):
                 if part.device.type == self._device.type:  # nested tensors keep two of theirs on the host
                     part.record_stream(stream)

@@ -10,13 +10,13 @@ from typing import Any, Final
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from brimful.arrays.end_to_end import Unpadded
+from brimful.arrays.end_to_end import RaggedOnDevice
 
 _NOT_FILLED: Final = (torch.uint16, torch.uint32, torch.uint64)
 """Types of which torch fills no mask; their bits go through int64 and back."""
 
 
-def padded(rows: Unpadded) -> torch.Tensor:
+def padded(rows: RaggedOnDevice) -> torch.Tensor:
     """The padded tensor of rows that travelled end to end, on their device.
 
     Price: a flat index of the padded shape, int64, while it is padded.
@@ -25,9 +25,9 @@ def padded(rows: Unpadded) -> torch.Tensor:
     >>> from brimful.arrays.types import ColumnType
     >>> kind = ColumnType("int64", np.dtype("int64"), None)
     >>> starts, counts = torch.tensor([0, 2]), torch.tensor([2, 1])
-    >>> padded(Unpadded(torch.tensor([5, 6, 7]), starts, counts, 3, -1, False, kind)).tolist()
+    >>> padded(RaggedOnDevice(torch.tensor([5, 6, 7]), starts, counts, 3, -1, False, kind)).tolist()
     [[5, 6, -1], [7, -1, -1]]
-    >>> padded(Unpadded(None, starts, counts, 3, 0, True, kind)).tolist()
+    >>> padded(RaggedOnDevice(None, starts, counts, 3, 0, True, kind)).tolist()
     [[0, 1, 1], [0, 0, 1]]
     """
     counts: torch.Tensor = rows.counts[:, None]
@@ -73,7 +73,7 @@ def mapped(value: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     made = [mapped(part, fn) for part in parts]
     if any(one is not part for one, part in zip(made, parts)):
         value = with_parts(value, made)
-    return padded(value) if isinstance(value, Unpadded) else value
+    return padded(value) if isinstance(value, RaggedOnDevice) else value
 
 
 def parts_of(value: Any) -> Sequence[Any]:
