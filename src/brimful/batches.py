@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Typ
 
 from brimful.arrays.collated import Collated, LaidOut, Unlabelled
 from brimful.arrays.columns import ColumnRules
+from brimful.arrays.forms import Form
 from brimful.arrays.layout import Layout
 from brimful.arrays.nested import Nested
 from brimful.arrays.packed import PackedLayout
@@ -520,6 +521,7 @@ class ColumnSettings(NamedTuple):
     dtypes: Mapping[str, Any] | None
     length_version: str | None = None
     sample_weight_column: str | None = None
+    arrays: Mapping[str, Form] | None = None
 
 
 class OrderSettings(NamedTuple):
@@ -755,9 +757,10 @@ def _rules(
     wanted = check_mapping("dtypes", columns.dtypes, "{'input_ids': 'int32'}")
     dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in wanted.items()}  # torch.int32 too
     named = () if lengths == ("input_ids",) else [one for one in sizes if isinstance(one, str)]
-    explicit = tuple(dict.fromkeys((*named, *given, *dtypes)))
+    arrays = check_mapping("arrays", columns.arrays, "{'pixels': 'concat'}")
+    explicit = tuple(dict.fromkeys((*named, *given, *dtypes, *arrays)))
     functions = tuple(name_of_size(one) for one in sizes if not isinstance(one, str))
-    rules = ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs, functions=functions)
+    rules = ColumnRules(lengths, tokens, fills | given, dtypes, explicit, arrays, packs, functions=functions)
     if layout != "paired":
         return rules
     own = (TOKENS, *SIDE_COLUMNS)  # of batches, whose settings are those of all sides
@@ -787,7 +790,9 @@ def _collated(
             raise ValueError(
                 "max_workers and executor_type need a collate_fn. To make batches ahead of use, call prefetch"
             )
-        return LaidOut(*given, layout=_layout(form, planner, side))
+        return LaidOut(*given, layout=_layout(form, rules, planner, side))
+    if rules.arrays:
+        raise ValueError("collate_fn makes the batch, so arrays has no effect. Give one of the two")
     if form.layout not in ("padded", "packed") or form.num_groups is not None:
         other = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
         raise ValueError(f"collate_fn makes the batch, so {other} has no effect. Give one of the two")
@@ -842,7 +847,7 @@ def _in_numpy(stage: Stage[Any]) -> Stage[Any]:
     return with_inputs(stage, _in_numpy(stage.inputs[0]))
 
 
-def _layout(form: FormSettings, planner: BatchPlanner, side: str) -> Layout:
+def _layout(form: FormSettings, rules: ColumnRules, planner: BatchPlanner, side: str) -> Layout:
     """The layout that a user names."""
     if form.layout == "packed":
         return PackedLayout()
@@ -851,6 +856,11 @@ def _layout(form: FormSettings, planner: BatchPlanner, side: str) -> Layout:
     if static and form.layout not in ("padded", "paired"):
         words = "nothing" if form.layout == "nested" else "each group to its own longest"
         raise ValueError(f"layout={form.layout!r} pads {words}, so it has no static shapes; choose layout='padded'")
+    if form.layout == "grouped" and (odd := [name for name, one in rules.arrays.items() if one in ("pad", "concat")]):
+        raise ValueError(
+            f"layout='grouped' gives arrays as lists (got arrays={{{odd[0]!r}: {rules.arrays[odd[0]]!r}}}). Leave it out of "
+            "arrays=, or choose layout='padded'"
+        )
     if form.layout == "grouped":
         return _grouped(form, planner, side)
     if form.num_groups is not None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.arrays.collated import Unlabelled
+from brimful.arrays.forms import Form
 from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings, batches_of
 from brimful.batching.order import ShuffleBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
@@ -1078,6 +1079,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Form] | None = None,
         sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
@@ -1148,7 +1150,15 @@ class Dataset:
                 `Collection.apply` before you use FSDP.
             num_groups: the most groups in a batch of layout "grouped". The default is 4.
             dtypes: the type of each key of a batch: {"input_ids": "int32", "attention_mask": "bool"}. The default is
-                int64 for integers, and the type of the column for other values.
+                int64 for integers, and the type of the column for other values. Arrays of several dimensions keep their
+                type, but for labels.
+            arrays: what a batch has of a column of arrays that does not go with the tokens: {"pixels": "concat"}.
+                "stack" needs arrays of one shape. "pad" pads each ragged dimension to its longest in the batch, and adds
+                `pixels_mask`, 1 where there is a value. "concat" puts the arrays end to end, and adds `pixels_offsets`.
+                Where more dimensions than the first are ragged, it flattens them, and adds `pixels_shapes`. "list" gives
+                a list of tensors. The default depends on the type alone. Arrays of a fixed shape are stacked, others
+                are padded. With `pack` and layout="nested" they are concatenated, with "grouped" a list. See
+                `bf.array_type`. Lists of numbers are padded, without a mask unless you name them here.
             sample_weight_column: a column of numbers of at least 0, the weights of the samples in `bf.sample_mean`. Batches
                 then have `sample_loss_weights` (B,) float64, which are 0 for copies and fillers. Where they have
                 `num_items_in_batch`, they also have `sum_of_weights_in_batch`, () float64.
@@ -1220,7 +1230,9 @@ class Dataset:
         else:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets), truncate_side)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        columns = ColumnSettings(
+            length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column, arrays
+        )
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
@@ -1246,6 +1258,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Form] | None = None,
         sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
@@ -1282,7 +1295,9 @@ class Dataset:
         """
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        columns = ColumnSettings(
+            length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column, arrays
+        )
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
@@ -1310,6 +1325,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Form] | None = None,
         sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
@@ -1351,7 +1367,9 @@ class Dataset:
         rows: int | Literal["auto"] = window if samples_per_step is None else "auto"
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        columns = ColumnSettings(
+            length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column, arrays
+        )
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
@@ -1374,6 +1392,7 @@ class Dataset:
         pad_values: Mapping[str, float] | None = None,
         keep_text: bool = False,
         dtypes: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Form] | None = None,
         sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
@@ -1437,7 +1456,9 @@ class Dataset:
         policy = Packed(row_length, balance_cost, row_limits=row_limits)
         rows = integer("rows", rows, 1, "row")
         planner = ByPacking(policy, rows, overlong, bool(shuffle_batches), truncate_side)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        columns = ColumnSettings(
+            length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column, arrays
+        )
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
