@@ -162,8 +162,7 @@ def all_ways(count: int, parts: int) -> Ints:
 
 
 def best(arguments: tuple[Any, ...], settings: dict[str, Any], counts: list[int]) -> float | None:
-    """The least greatest load of a rank of all ways to deal one step to ranks with so many micro batches; None where none keeps the
-    rules."""
+    """The least greatest load of a rank, of all ways to deal a step to so many micro batches; None where none keeps the rules."""
     sizes, limits, num_ranks = arguments
     lengths, padded = sizes["tokens"], settings.get("padded", False)
     costs = costs_of(lengths, settings)
