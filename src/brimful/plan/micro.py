@@ -167,7 +167,7 @@ def _cut(step: Step, most: float) -> tuple[IntArray, IntArray, IntArray]:
     def rows(widths: tuple[float, ...]) -> int:
         *lengths, cost = widths
         found = [limit // length for limit, length in zip(limits, lengths) if length]
-        return int(min([*found, most // cost if cost and most < np.inf else ENDLESS, ENDLESS]))
+        return int(min([*found, most * (1 + 1e-9) // cost if cost and most < np.inf else ENDLESS, ENDLESS]))
 
     wide = np.column_stack([step.sizes[:, step.padded], step.costs])[order]
     totals = step.sizes[order][:, ~step.padded]
@@ -247,6 +247,8 @@ def _by_rank(step: Step, number: int) -> tuple[IntArray, IntArray] | None:
     limits = step.limits[: len(columns)] * counts.max()
     costs = part_sums(owners, step.costs * step.rows if step.pads else step.costs, count)
     by_cost = Work(costs, sizes.astype(np.int64), limits, step.num_ranks)
+    if (by_cost.sizes > limits).any():
+        return None
     by_share = replace(by_cost, costs=by_cost.shares())
     for work in (by_cost, by_share) if columns and (by_share.costs != costs).any() else (by_cost,):
         rank_of = summed(work)
