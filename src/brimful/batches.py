@@ -597,6 +597,12 @@ def batches_of(
         planner = replace(cast(Any, planner), sides=len(given))
     sizes, padded = planner.sizes(given)
     rules = _rules(known, sizes[:padded] or sizes[:1], columns, planner.packs, form.layout)
+    own_form = [name for name in rules.length_columns if rules.arrays.get(name, "pad") != "pad"]
+    if own_form and (padded or planner.overlong == "truncate"):
+        raise ValueError(
+            f"arrays names {own_form[0]!r}, which is planned over: it is padded, packed and cut like tokens. Leave it out of "
+            "arrays=. Or plan by its sum, with a MultiBudget(total=...) and no overlong='truncate'"
+        )
     pieces = cast(Any, planner.sizing).row_length if planner.overlong == "split" else 0
     rules = replace(rules, left_out=() if form.keep_text else texts, weights=weights, piece_length=pieces)
     sides = rules.prefixes if rules.stacks else ()

@@ -452,6 +452,16 @@ def test_other_arrays_are_measured_by_their_first_dimension() -> None:
     assert sorted(sorted(batch["image_mask"].amax(2).sum(1).tolist()) for batch in batches) == [[1, 2], [3]]
 
 
+def test_what_is_planned_by_its_sum_may_lie_end_to_end() -> None:
+    rows = [{"nodes": np.ones((n, 2), np.float32), "edges": np.zeros((2 * n, 2), np.int64)} for n in (1, 3, 2, 2)]
+    budget = bf.MultiBudget(total={"nodes": 4, "edges": 8})
+    batches = list(bf.from_sequence(rows).batch(budget, arrays={"nodes": "concat", "edges": "concat"}))
+    assert sorted(len(batch["nodes"]) for batch in batches) == [4, 4]
+    for batch in batches:
+        assert batch["edges_offsets"].tolist() == (2 * batch["nodes_offsets"]).tolist()
+        assert batch.keys() == {"nodes", "nodes_offsets", "edges", "edges_offsets"}
+
+
 def test_a_list_of_tensors_shares_memory_of_the_batch_and_never_of_the_data() -> None:
     rows = [{"input_ids": [1], "x": np.ones((2, 2), np.float32)} for _ in range(3)]
     data = bf.from_sequence(rows)
@@ -499,9 +509,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"^arrays names 'name', which holds no arrays \(string\); leave it out of arrays=$",
     ),
     "the tokens": (
-        lambda: next(iter(bf.from_sequence(IMAGES).batch(2, arrays={"input_ids": "list"}))),
+        lambda: bf.from_sequence(IMAGES).batch(2, arrays={"input_ids": "list"}),
         ValueError,
-        "^arrays names 'input_ids', which goes with the tokens of 'input_ids': the layout says how these lie",
+        "^arrays names 'input_ids', which is planned over: it is padded, packed and cut like tokens. Leave it out of arrays=",
+    ),
+    "the labels": (
+        lambda: next(iter(bf.from_sequence([{"input_ids": [1], "labels": [1]}]).batch(2, arrays={"labels": "list"}))),
+        ValueError,
+        "^arrays names 'labels', which goes with the tokens of 'input_ids': the layout says how these lie",
     ),
     "a collate_fn": (
         lambda: bf.from_sequence(IMAGES).batch(2, arrays={"x": "list"}, collate_fn=list),
