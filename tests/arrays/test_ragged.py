@@ -13,6 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +23,8 @@ import torch
 import brimful as bf
 from brimful.arrays.forms import Form
 from brimful.oom.parts import splittable
-from brimful.tables.arrays import Shape
+from brimful.tables.arrays import Shape, arrays_in
+from brimful.tables.schema import as_column, conform, large
 from brimful.testing import assert_exact_resume
 from tests.effort import times
 
@@ -152,18 +154,12 @@ def test_keys_types_and_dimensions_are_the_same_whatever_the_rows() -> None:
             values = {name: [array(draw, shape, dtypes[name], most) for _ in rows] for name, shape in columns.items()}
             table = pa.RecordBatch.from_pydict(
                 {"input_ids": [row["input_ids"] for row in rows]}
-                | {name: bf_column(values[name], kinds[name]) for name in columns}
+                | {name: as_column(values[name], kinds[name]) for name in columns}
             )
             found += [kinds_in(batch) for batch in LAYOUTS[way](bf.from_sequence(table), asked)]
         assert all(one == found[0] for one in found), (seed, way, columns, asked)
         for name, shape in columns.items():
             assert_is_told(found[0], name, shape, dtypes[name], asked.get(name), way)
-
-
-def bf_column(values: list[np.ndarray], kind: pa.DataType) -> pa.Array:
-    from brimful.tables.schema import as_column
-
-    return as_column(values, kind)
 
 
 LAYOUTS: dict[str, Callable[[bf.Dataset, dict[str, Form]], Any]] = {
@@ -269,6 +265,13 @@ def in_parquet(data: bf.Dataset, folder: Path) -> bf.Dataset:
     return bf.from_files(str(folder / "*.parquet"))
 
 
+def remote(data: bf.Dataset, folder: Path) -> bf.Dataset:
+    data.to_store(folder / "store", version="1")
+    files = fsspec.filesystem("memory")
+    files.put(f"{folder / 'store'}/", f"/{folder.name}/", recursive=True)
+    return bf.from_store(f"memory://{folder.name}")
+
+
 WAYS: dict[str, Callable[[bf.Dataset, Path], bf.Dataset]] = {
     "a function": lambda data, folder: data,
     "an iterable": lambda data, folder: bf.from_iterable(list(map(of_row, PLAIN))),
@@ -276,6 +279,7 @@ WAYS: dict[str, Callable[[bf.Dataset, Path], bf.Dataset]] = {
     "functions": lambda data, folder: data.map(dict).flat_map(lambda row: [row]).filter(lambda row: True),
     "shuffled": lambda data, folder: data.shuffle(16),
     "a store": lambda data, folder: data.to_store(folder / "store", version="1").shuffle(16),
+    "a remote store": lambda data, folder: remote(data, folder),
     "a cache": lambda data, folder: data.cache(),
     "mixed": lambda data, folder: bf.interleave_datasets([data.take(30), data.skip(30)], stop="all"),
     "parquet": in_parquet,
@@ -444,6 +448,43 @@ def test_frames_are_planned_over_and_padded_packed_and_cut_like_tokens(stored: b
     ]
 
 
+def test_labels_of_several_dimensions_are_padded_with_minus_100_and_a_filler_has_none() -> None:
+    rows = [{"input_ids": [1], "labels": np.full((n, 2 * n), 7, np.uint8)} for n in (1, 2, 1)]
+    batches = bf.from_sequence(rows).batch(2).shard(1, 2)
+    (batch,) = batches
+    assert (batch["labels"].dtype, batch["is_filler"], batch["labels"].shape) == (torch.int64, False, (1, 1, 2))
+    first, second = bf.from_sequence(rows).batch(1).shard(1, 2)
+    assert second["is_filler"]
+    assert bool((second["labels"] == -100).all())
+    assert first["labels"].tolist() == [[[7] * 4] * 2]
+    (whole,) = bf.from_sequence(rows).batch(3)
+    assert whole["labels"][0].tolist() == [[7, 7, -100, -100], [-100] * 4]
+
+
+def test_arrays_of_datasets_keep_their_shape() -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {
+            "frames": datasets.Array2D((None, 4), "float32"),
+            "box": datasets.Array2D((2, 2), "int32"),
+            "n": datasets.Value("int64"),
+        }
+    )
+    rows = [{"frames": np.full((n, 4), n, np.float32), "box": np.full((2, 2), n), "n": n} for n in (2, 1, 3)]
+    made = datasets.Dataset.from_list(
+        [{**row, "frames": row["frames"].tolist(), "box": row["box"].tolist()} for row in rows], features
+    )
+    data = bf.from_sequence(made)
+    assert [sample["frames"].tolist() for sample in data] == [row["frames"].tolist() for row in rows]
+    (batch,) = data.batch_by_tokens(9, length_column="frames")
+    assert (batch["frames"].shape, batch["frames"].dtype, batch["lengths"].tolist()) == (
+        (3, 3, 4),
+        torch.float32,
+        [3, 2, 1],
+    )
+    assert (batch["box"].shape, batch["box"].dtype) == ((3, 2, 2), torch.int32)
+
+
 def test_other_arrays_are_measured_by_their_first_dimension() -> None:
     data = bf.from_sequence([{"h": h} for h in (2, 3, 1)]).map(
         lambda row: {"image": np.ones((row["h"], row["h"] + 1), np.uint8)}
@@ -584,3 +625,17 @@ def test_a_scalar_without_a_dimension_keeps_its_type() -> None:
     )
     (batch,) = data.batch(1, length_column="b")
     assert (batch["a"].dtype, batch["b"].dtype, batch["a"].tolist()) == (torch.float32, torch.int64, [1.5])
+
+
+def test_more_than_32_bits_of_values_have_wider_offsets_and_are_stored_in_narrow_ones() -> None:
+    kind = bf.array_type("uint8", (None, None, 3))
+    column = as_column([np.ones((2, 1, 3), np.uint8), np.zeros((1, 0, 3), np.uint8)], kind)
+    wide = conform(pa.record_batch({"x": column}), pa.schema({"x": large(kind)}))
+    assert wide.schema.field("x").type.large
+    back = conform(wide, pa.schema({"x": kind}))
+    assert back.schema.field("x").type == kind
+    assert [one.tolist() for one in arrays_in(wide.column("x")) or []] == [
+        one["x"].tolist() for one in bf.from_sequence(back)
+    ]
+    narrow = conform(pa.record_batch({"x": column}), pa.schema({"x": bf.array_type("float32", (None, None, None))}))
+    assert [one["x"].dtype for one in bf.from_sequence(narrow)] == [np.float32] * 2
