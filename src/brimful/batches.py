@@ -567,6 +567,8 @@ def batches_of(
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
     per_step = _samples_per_step(data, order, window)
     batches_a_step = 1 if order.micro_batches is None or per_step is not None else order.micro_batches
+    if isinstance(batches_a_step, str):
+        raise ValueError(f"micro_batches must be a number of batches, or 'as_needed' (got {batches_a_step!r})")
     parts = integer("micro_batches", batches_a_step, 1, "batch")
     planner = planner if parts == 1 else planner.divided(parts)
     if form.layout == "paired":
@@ -593,6 +595,13 @@ def batches_of(
     if weights is not None and not isinstance(weights, str):
         raise TypeError(f"sample_weight_column must be the name of a column of numbers (got {weights!r})")
     given = sizes_of("length_column", columns.length_column)
+    if (version := columns.length_version) is not None and (
+        not isinstance(version, str) or not any(map(callable, given))
+    ):
+        raise ValueError(
+            f"length_version={version!r} is the version of functions in length_column, a text such as 'v1' (got length_column="
+            f"{columns.length_column!r}). Leave it out where there is no function"
+        )
     if form.layout == "paired":
         planner = replace(cast(Any, planner), sides=len(given))
     sizes, padded = planner.sizes(given)

@@ -248,7 +248,7 @@ class Dataset:
         if workers and not _fetches(made):
             raise ValueError(
                 f"stream(num_workers={workers}) makes the samples of from_dataset, and {shown(self.stage)} has none to make. "
-                "Call stream right after from_dataset, before filter, train_valid_split and cache"
+                "Call stream right after from_dataset, before units, filter, train_valid_split and cache"
             )
         return Dataset(made, self.repeats)
 
@@ -834,7 +834,8 @@ class Dataset:
         them. A verb that would split a unit is an error: `take(n)`, `skip(n)` or a slice inside of one, `stride`,
         `concat_chunk`, `pack_chunk`, `sliding_window`. A unit ends with its epoch and with its stream.
 
-        Call it before `shuffle` and before data sets are mixed, while samples of a unit are still neighbours. With
+        Call it once, before `shuffle` and before data sets are mixed, while samples of a unit are still neighbours.
+        `train_valid_split` reads the column, so split before you drop or change it. With
         `from_files`, set `n_active_shards=1`: it takes a row of each open file in turn. `cache` and `to_store` keep no
         units: call `units` on their result.
 
@@ -1186,7 +1187,8 @@ class Dataset:
                 of the data set. Use it for losses over all samples of a step, such as contrastive ones. A step is
                 planned as a whole, and each of its batches is within the policy's limit. Ranks share its batches out.
                 All have equally many: fillers (`weight` 0) complete the last round. `ends_step` is True in the last
-                one. The last step of an epoch may have fewer samples, and `drop_last` leaves it out. With `units`, a
+                one. The last step of an epoch may have fewer samples, and `drop_last` leaves it out. A step also lacks the
+                samples that `overlong="drop"` leaves out. With `units`, a
                 step has as many whole units as fit. A state inside a step resumes on the same number of ranks. One
                 between steps resumes on any. Trainers that accumulate a fixed number of batches refuse it. See
                 examples/contrastive.py for gradient caching.
@@ -1361,9 +1363,8 @@ class Dataset:
         [[4], [2, 2], [1]]
         """
         one_of("overlong", overlong, "raise", "alone", "drop")
-        window = integer(
-            "window", samples_per_step or window, 1, "row"
-        )  # "auto" and "steps" are for policies, whose plans say how many
+        window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
+        rows: int | Literal["auto"] = window if samples_per_step is None else "auto"
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(
@@ -1373,7 +1374,7 @@ class Dataset:
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
-        return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
+        return batches_of(self._kept(keep_together), self.repeats, planner, rows, columns, order, form)
 
     def pack(
         self,

@@ -1,10 +1,11 @@
-"""The two functions that take the place of verl's: the best partitions, a limit that is kept, ranks that agree."""
+"""What takes the place of planners of verl, TRL and slime: the best partitions, a limit that is kept, ranks that agree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.integrations.rl import get_seqlen_balanced_partitions, rearrange_micro_batches
+from brimful.integrations.rl import (
+    TokenBudgetBatcher,
+    build_dp_schedule,
+    get_seqlen_balanced_partitions,
+    rearrange_micro_batches,
+)
 from tests.effort import examples
 from tests.forks import Launch, forks_of
 
@@ -181,6 +187,85 @@ def test_micro_batches_that_cannot_be_are_refused() -> None:
         cut([], 30)
     with pytest.raises(ValueError, match="max_token_len must be at least 1 token"):
         cut(LENGTHS, 0)
+
+
+# -- TRL -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_budget_batcher_gives_every_rank_rollouts_within_the_budget(caplog: pytest.LogCaptureFixture) -> None:
+    lengths = np.random.default_rng(0).integers(1, 60, 500).tolist()
+    lengths[7] = 101
+    metrics: dict[str, list[float]] = {}
+    rollouts = [{"input_ids": [0] * length, "number": number} for number, length in enumerate(lengths)]
+    found = list(TokenBudgetBatcher(rollouts, 4, 100, metrics))
+    assert all(len(batch) == 4 and all(batch) for batch in found)
+    assert all(sum(len(one["input_ids"]) for one in rank) <= 100 for batch in found for rank in batch)
+    assert sorted(one["number"] for batch in found for rank in batch for one in rank) == [*range(7), *range(8, 500)]
+    assert metrics == {"batch/dropped_oversize_total": [1.0]}
+    assert "a rollout of 101 tokens exceeds token_budget=100" in caplog.text
+    assert len(found) <= 1.06 * (sum(lengths) - 101) / 400
+
+
+def test_rollouts_that_leave_a_rank_without_any_wait_for_more(caplog: pytest.LogCaptureFixture) -> None:
+    rollouts = [{"input_ids": [0] * 60, "number": number} for number in range(23)]  # one fits
+    found = list(TokenBudgetBatcher(rollouts, 4, 100))
+    assert [list(map(len, batch)) for batch in found] == [[1, 1, 1, 1]] * 5
+    assert "3 rollouts at the end leave a rank without any" in caplog.text
+    assert len({one["number"] for batch in found for rank in batch for one in rank}) == 20
+    assert not list(TokenBudgetBatcher(rollouts[:3], 4, 100))
+
+
+def test_a_token_budget_batcher_takes_no_more_of_an_endless_source_than_a_window() -> None:
+    taken = []
+
+    def source() -> Iterator[dict[str, Any]]:
+        while True:
+            taken.append(1)
+            yield {"input_ids": [0] * 10}
+
+    batches = iter(TokenBudgetBatcher(source(), 2, 100, window=2))
+    assert [len(rank) for rank in next(batches)] == [10, 10]
+    assert len(taken) == 40
+
+
+# -- slime ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("vpp", "group"), [(1, 3), (2, 3)])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_schedule_has_each_sample_once_in_equal_numbers_of_micro_batches(dynamic: bool, vpp: int, group: int) -> None:
+    draw = np.random.default_rng(vpp)
+    lengths = draw.integers(1, 60, 200)
+    rollouts = draw.permutation(np.repeat(np.arange(100), 2)).tolist()  # of 2 samples, which do not stand together
+    args = SimpleNamespace(use_dynamic_batch_size=dynamic, max_tokens_per_gpu=50, micro_batch_size=4)
+    parallel = {"dp_size": 4, "cp_size": 2, "vpp_size": vpp, "microbatch_group_size_per_vp_stage": group}
+    partitions, indices, counts, sizes = build_dp_schedule(
+        args, parallel, lengths.tolist(), global_batch_size=30, rollout_indices=rollouts
+    )
+    assert sizes == [30] * 3
+    assert len(counts) == 3
+    assert all(count % (group if vpp > 1 else 1) == 0 for count in counts)
+    order = list(dict.fromkeys(rollouts))[:90]
+    assert sorted(chain(*partitions)) == [sample for sample in range(200) if rollouts[sample] in order]
+    for own, parts in zip(partitions, indices, strict=True):
+        assert len(parts) == sum(counts)
+        assert [*chain(*parts)] == list(range(len(own)))
+        step = np.repeat(np.arange(3), counts).tolist()
+        for number, part in zip(step, parts, strict=True):
+            samples = [own[at] for at in part]
+            assert (lengths[samples].sum() <= 100) if dynamic else len(part) <= 4
+            assert {order.index(rollouts[sample]) // 30 for sample in samples} == {number}
+
+
+def test_a_schedule_that_cannot_be_is_refused() -> None:
+    args = SimpleNamespace(use_dynamic_batch_size=True, max_tokens_per_gpu=10)
+    parallel = {"dp_size": 2, "cp_size": 1, "vpp_size": 2, "microbatch_group_size_per_vp_stage": 4}
+    with pytest.raises(ValueError, match="3 rollouts do not fill a step of global_batch_size=4"):
+        build_dp_schedule(args, parallel, [5, 5, 5], global_batch_size=4, rollout_indices=[0, 1, 2])
+    with pytest.raises(ValueError, match="step 0 has 3 samples for 8 micro batches; give it more rollouts"):
+        build_dp_schedule(args, parallel, [5, 5, 5], global_batch_size=3, rollout_indices=[0, 1, 2])
+    with pytest.raises(bf.OverlongError, match=r"a sample of 11 tokens \(sample 1\) cannot fit tokens=10"):
+        build_dp_schedule(args, parallel, [5, 11, 5], global_batch_size=3, rollout_indices=[0, 1, 2])
 
 
 # -- ranks ---------------------------------------------------------------------------------------------------------------

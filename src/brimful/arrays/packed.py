@@ -22,8 +22,10 @@ from brimful.tables.ragged import (
     MASK,
     NOT_TRAINED_ON,
     SHIFTED,
+    TOKENS,
     loss_labels,
     offsets_of,
+    prefix_of,
     runs,
 )
 
@@ -200,6 +202,13 @@ class _PackedRows:
                 f"there is a column {SHIFTED!r}, which token_columns={list(columns.rules.token_columns or ())} does not name, so "
                 "a packed batch would have all of its tokens as labels. Name it there, or drop it"
             )
+        tokens_of = columns.given[0]
+        for kind in (LABELS, MASK):  # which packing would make by itself: of all tokens
+            if (name := prefix_of(tokens_of) + kind) in names and kind not in names:
+                raise DataError(
+                    f"there is a column {name!r}, and a batch packed by {tokens_of!r} would have all of its tokens as {kind}: "
+                    f"rename({{{tokens_of!r}: {TOKENS!r}, {name!r}: {kind!r}}}), and leave length_column out; or drop({name!r})"
+                )
         if SHIFTED in made:
             made[SHIFTED][0][starts + sizes - 1] = columns.fill(SHIFTED)
         ignored = columns.fill(LABELS)

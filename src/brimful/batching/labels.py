@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from brimful.batching.batch import Batch, NumLabels, PlannedWindow
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.index.index import has_null
-from brimful.plan.balancing import part_sums
+from brimful.plan.dealing import part_sums
 from brimful.plan.overlong import split_long
 from brimful.tables.arrays import kind_of
 from brimful.tables.ragged import (

@@ -11,8 +11,8 @@ from brimful.batching.batch import PlannedWindow
 from brimful.core.counters import count
 from brimful.core.stage import StreamId
 from brimful.plan import random
-from brimful.plan.balancing import deal_greedily
 from brimful.plan.costs import SampleCost
+from brimful.plan.dealing import deal_greedily
 from brimful.plan.mix import low_discrepancy_order
 
 ShuffleBatches = Literal[True, False, "stratified"]

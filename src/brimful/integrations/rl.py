@@ -1,20 +1,22 @@
-"""RL frameworks: verl's two balancing functions, with the same arguments and results, on `balance` and `micro_batches`."""
+"""RL frameworks: planners of verl, TRL and slime, with the same arguments and results, on `balance`, `micro_batches`, `steps`."""
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from brimful.plan import AttentionCost, OverlongError, balance, micro_batches
+from brimful.plan import AttentionCost, OverlongError, balance, micro_batches, steps
 from brimful.plan.costs import sample_costs
-from brimful.plan.errors import check_bool, integer
+from brimful.plan.errors import check_bool, integer, logger
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, one_length
 
-__all__ = ["get_seqlen_balanced_partitions", "rearrange_micro_batches"]
+__all__ = ["TokenBudgetBatcher", "build_dp_schedule", "get_seqlen_balanced_partitions", "rearrange_micro_batches"]
 
 WORK: Final = AttentionCost(quadratic=1 / (6 * 4_096))
 """Of a transformer 4,096 wide, as verl counts."""
@@ -120,6 +122,145 @@ def rearrange_micro_batches(
         parts = parts[::2][::-1] + parts[1::2]
     indices = _numbers(parts)
     return _selected(batch, indices), indices
+
+
+class TokenBudgetBatcher(torch.utils.data.IterableDataset[list[list[Any]]]):
+    """Micro batches of rollouts for all ranks, of at most `token_budget` tokens a rank. It takes the place of TRL's class.
+
+    It waits for the rollouts of a few micro batches, and plans them together: TRL's places each rollout as it comes. The fewer
+    and fuller micro batches save time, and the rollouts are older by `window` micro batches at most.
+
+    Args:
+        dataset: dicts with `input_ids`, one rollout each. It may be endless.
+        num_processes: how many data-parallel ranks.
+        token_budget: most tokens of a rank in a micro batch. Longer rollouts are dropped with a warning, as TRL does.
+        metrics: lists by name. Each dropped rollout adds 1.0 to "batch/dropped_oversize_total".
+        window: how many micro batches are planned together.
+    Yields:
+        Micro batches: for each rank its rollouts, at least one, at most `token_budget` tokens. Rollouts at the end that leave
+            a rank without any are dropped with a warning.
+    State: none; a rollout that was taken and not yielded is lost when the loop is left.
+    Price: that of `steps`, 1 ms for 512 rollouts, and the memory of the rollouts that wait.
+    Example:
+        >>> rollouts = [{"input_ids": [0] * length} for length in (5, 3, 4, 4, 2, 6)]
+        >>> batches = TokenBudgetBatcher(rollouts, num_processes=2, token_budget=8)
+        >>> [[[len(one["input_ids"]) for one in rank] for rank in batch] for batch in batches]
+        [[[3, 4], [6]], [[5], [4, 2]]]
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[Mapping[str, Any]],
+        num_processes: int,
+        token_budget: int,
+        metrics: dict[str, list[float]] | None = None,
+        *,
+        window: int = 4,
+    ) -> None:
+        self.dataset = dataset
+        self.num_processes = integer("num_processes", num_processes, 1, "rank")
+        self.token_budget = integer("token_budget", token_budget, 1, "token")
+        self.metrics = {} if metrics is None else metrics
+        self.window = integer("window", window, 1, "micro batch")
+
+    def __iter__(self) -> Iterator[list[list[Any]]]:
+        room = self.window * self.num_processes * self.token_budget
+        waiting: list[Any] = []
+        tokens = 0
+        for rollout in self.dataset:
+            length = len(rollout["input_ids"])
+            if length > self.token_budget:
+                logger.warning(
+                    "a rollout of %s tokens exceeds token_budget=%s, and is dropped", length, self.token_budget
+                )
+                self.metrics.setdefault("batch/dropped_oversize_total", []).append(1.0)
+                continue
+            if (tokens + length) * 100 > 98 * room:
+                waiting = yield from self._planned(waiting)
+                tokens = sum(len(one["input_ids"]) for one in waiting)
+            waiting.append(rollout)
+            tokens += length
+        if left := (yield from self._planned(waiting)):
+            logger.warning("%s rollouts at the end leave a rank without any, and are dropped", len(left))
+
+    def _planned(self, rollouts: list[Any]) -> Generator[list[list[Any]], None, list[Any]]:
+        """The micro batches in which each rank has rollouts; returns those of the others."""
+        if len(rollouts) < self.num_processes:
+            return rollouts
+        lengths = [len(one["input_ids"]) for one in rollouts]
+        (ranks,) = steps(lengths, self.token_budget, self.num_processes, cost=WORK).batches
+        left: list[Any] = []
+        for place in zip(*ranks, strict=True):
+            parts = [[rollouts[sample] for sample in part.tolist()] for part in place]
+            if all(parts):
+                yield parts
+            else:
+                left += chain.from_iterable(parts)
+        return left
+
+
+def build_dp_schedule(
+    args: Any,
+    train_parallel_config: Mapping[str, int],
+    total_lengths: Any,
+    *,
+    global_batch_size: int,
+    rollout_indices: Any,
+) -> tuple[list[list[int]], list[list[list[int]]], list[int], list[int]]:
+    """Deals rollouts to steps, ranks and micro batches. It takes the place of slime's function.
+
+    There are as few micro batches as can be found, and the ranks of a step have equal work. Unlike slime's, no micro batch
+    exceeds the limit.
+
+    Args:
+        args: has `use_dynamic_batch_size`, with `max_tokens_per_gpu`; or else `micro_batch_size`, the most samples.
+        train_parallel_config: "dp_size", "cp_size", "vpp_size" and "microbatch_group_size_per_vp_stage".
+        total_lengths: tokens of each sample, (n,).
+        global_batch_size: rollouts of a step. Those that do not fill the last step are left out.
+        rollout_indices: the rollout of each sample, (n,). All samples of a rollout are in one step.
+    Returns:
+        The samples of each rank; for each rank its micro batches, which count its own samples from 0; the number of micro
+            batches of a rank in each step; and the rollouts of each step.
+    Raises:
+        OverlongError: a sample alone exceeds the limit.
+        ValueError: fewer rollouts than a step has, or a step with fewer samples than micro batches.
+    Price: that of `steps`, and 1 us a sample.
+    Example:
+        >>> from types import SimpleNamespace
+        >>> args = SimpleNamespace(use_dynamic_batch_size=True, max_tokens_per_gpu=8)
+        >>> parallel = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+        >>> build_dp_schedule(args, parallel, [5, 3, 4, 4], global_batch_size=4, rollout_indices=[0, 1, 2, 3])
+        ([[0, 1], [2, 3]], [[[0, 1]], [[0, 1]]], [1], [4])
+    """
+    lengths = one_length(_array(total_lengths), "build_dp_schedule")
+    ranks, size = train_parallel_config["dp_size"], integer("global_batch_size", global_batch_size, 1, "rollout")
+    group = train_parallel_config["microbatch_group_size_per_vp_stage"] if train_parallel_config["vpp_size"] > 1 else 1
+    if args.use_dynamic_batch_size:
+        limits = {"tokens": args.max_tokens_per_gpu * train_parallel_config["cp_size"]}
+    else:
+        limits = {"samples": args.micro_batch_size}
+    rollouts = list(dict.fromkeys(rollout_indices))
+    number = {rollout: place for place, rollout in enumerate(rollouts)}
+    step_of = np.array([number[rollout] // size for rollout in rollout_indices], np.int64)
+    if len(rollouts) < size:
+        raise ValueError(f"{len(rollouts):,} rollouts do not fill a step of global_batch_size={size:,}; give more")
+    partitions: list[list[int]] = [[] for _ in range(ranks)]
+    indices: list[list[list[int]]] = [[] for _ in range(ranks)]
+    counts: list[int] = []
+    for step in range(len(rollouts) // size):
+        samples = np.flatnonzero(step_of == step)
+        plan = steps(lengths[samples], limits, ranks, multiple_of=group, cost=WORK)
+        if (number_of := int(plan.counts.sum())) > len(samples):
+            raise ValueError(
+                f"step {step:,} has {len(samples):,} samples for {number_of:,} micro batches; give it more rollouts"
+            )
+        counts.append(int(plan.counts[0, 0]))
+        for rank, parts in enumerate(plan.batches[0]):
+            for part in parts:
+                begin = len(partitions[rank])
+                partitions[rank] += samples[part].tolist()
+                indices[rank].append(list(range(begin, len(partitions[rank]))))
+    return partitions, indices, counts, [size] * len(counts)
 
 
 def _array(values: Any) -> IntArray:

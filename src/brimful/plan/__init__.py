@@ -1,5 +1,6 @@
 """Which samples make up which batch, decided on integers alone: lengths in, sample numbers and shapes out."""
 
+from .arriving import Planner
 from .balancing import balance, micro_batches
 from .buckets import optimal_buckets, uniform_buckets
 from .budget import CostBudget, FixedSize, StaticShapes, TokenBudget
@@ -11,6 +12,7 @@ from .multi import MultiBudget
 from .overlong import Overlong
 from .pack import Packed
 from .plan import Plan, Policy, as_lengths
+from .steps import Steps, steps
 
 __all__ = [
     "AttentionCost",
@@ -23,8 +25,10 @@ __all__ = [
     "Packed",
     "PeakModel",
     "Plan",
+    "Planner",
     "Policy",
     "StaticShapes",
+    "Steps",
     "TokenBudget",
     "as_lengths",
     "balance",
@@ -33,5 +37,6 @@ __all__ = [
     "micro_batches",
     "optimal_buckets",
     "optimal_partition",
+    "steps",
     "uniform_buckets",
 ]

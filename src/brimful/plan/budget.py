@@ -432,14 +432,14 @@ def as_limits(name: str, limits: Any) -> dict[str, int]:
 
     Raises:
         TypeError: no mapping of names to whole numbers.
-        ValueError: a limit is below 1.
+        ValueError: a limit is below 1, or so large that sums of sizes would not fit in 64 bits.
 
     >>> as_limits("total", {"num_patches": 8_192})
     {'num_patches': 8192}
     """
     if not isinstance(limits, Mapping) or not all(isinstance(key, str) for key in limits):
         raise TypeError(f"{name} takes limits by name, such as {{'num_patches': 8_192}} (got {limits!r})")
-    return {key: integer(f"{name}[{key!r}]", limit, 1) for key, limit in limits.items()}
+    return {key: integer(f"{name}[{key!r}]", limit, 1, most=ENDLESS) for key, limit in limits.items()}
 
 
 def share(budget: int, parts: int, unit: str, *, even: bool = False) -> int:

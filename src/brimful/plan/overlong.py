@@ -139,7 +139,8 @@ def plan_with(
         units: a number for each sample, (n,): neighbours with equal ones are a unit, of which all samples are in one batch. So
             all are dropped, or alone together, where one is too long, or where they are too many.
     Raises:
-        OverlongError: a sample is too long, under "raise"; under "alone" longer than every bucket, or than static shapes.
+        OverlongError: a sample is too long, under "raise"; under "alone" longer than every bucket, or than static shapes, or a
+            unit of more samples than these have rows.
         ValueError: an unknown word; "truncate" for several lengths, as it does not say which to cut; or a policy that names
             few of the samples that it refuses each time.
     Price: the policy's plan and about 10 ms per million samples; a second plan where an `OverlongError` names samples.
@@ -151,9 +152,9 @@ def plan_with(
     """
     one_of("overlong", overlong, *get_args(Overlong))
     lengths = as_lengths(lengths)
-    if units is not None:  # a number for each unit, as one that is left out may lie between two with one number
-        own = units_of(units, len(lengths))
-        units = own.of_samples(np.arange(len(own.begins)))
+    every = None if units is None else units_of(units, len(lengths))
+    if every is not None:  # a number for each unit, as one that is left out may lie between two with one number
+        units = every.of_samples(np.arange(len(every.begins)))
     counts = {"truncated": 0, "dropped": 0, "alone": 0, "dropped_tokens": 0}
     longest = policy.max_length if lengths.ndim == 1 else None
     if overlong == "raise":
@@ -181,6 +182,11 @@ def plan_with(
     padded = _padded_alone(policy, long_alone)
     if plan.num_padded is not None and lengths.ndim == 2:
         padded[:, plan.num_padded :] = lengths[:, plan.num_padded :]
+    if every is not None and (shapes := getattr(policy, "shapes", None)) is not None:
+        has = np.zeros(len(lengths), bool)
+        has[too_long] = True
+        why = f"cannot fit static shapes of at most {counted(max(rows for rows, *_ in shapes), 'sample')}, also alone"
+        refuse_units(every, ~every.greatest(has), lambda unit: why, "raise the budget")
     by_itself = units_of(too_long if units is None else units[too_long], len(too_long))
     plan = replace(
         plan,

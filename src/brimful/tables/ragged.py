@@ -384,8 +384,8 @@ def truncated(block: pa.RecordBatch, columns: Sequence[Sequence[str]], most: int
 
 
 def prompted(block: pa.RecordBatch, sides: Sequence[str]) -> pa.RecordBatch:
-    """A block whose prompt, the columns that begin with `prompt_`, is put before each side, and left out. Sides without labels
-    get some: their own tokens, and -100 for those of the prompt.
+    """A block whose prompt, the columns that begin with `prompt_`, is put before each side, and left out. Where no side has
+    labels, all get some: their own tokens, and -100 for those of the prompt.
 
     Args:
         sides: their prefixes.
@@ -401,14 +401,17 @@ def prompted(block: pa.RecordBatch, sides: Sequence[str]) -> pa.RecordBatch:
     if not sides or PROMPT + TOKENS not in names:
         return block
     prompt, own = ragged(block, PROMPT + TOKENS), {PROMPT + kind for kind in (TOKENS, *SIDE_COLUMNS)} & {*names}
+    given, labelled = block, any(side + LABELS in names for side in sides)
     for side in sides:
-        tokens = ragged(block, side + TOKENS)
+        if side + TOKENS not in names:  # whoever needs it says what to do
+            continue
+        tokens = ragged(given, side + TOKENS)
         for kind in (TOKENS, *SIDE_COLUMNS):
             name = side + kind
-            if name not in names and kind != LABELS:
+            if name not in names and (kind != LABELS or labelled):
                 continue
             if PROMPT + kind in own:
-                _, before = equally_long(block, [PROMPT + TOKENS, PROMPT + kind])
+                _, before = equally_long(given, [PROMPT + TOKENS, PROMPT + kind])
             elif kind in _OF_PROMPTS:
                 filled = np.full(int(prompt.lengths.sum()), _OF_PROMPTS[kind], np.int32)
                 before = Ragged(filled, offsets_of(prompt.lengths))
@@ -417,7 +420,7 @@ def prompted(block: pa.RecordBatch, sides: Sequence[str]) -> pa.RecordBatch:
                     f"there is a column {name!r}, and no {PROMPT + kind!r} with its values for the prompt ({where(block, 0)}). "
                     f"Add that column, or drop {name!r}"
                 )
-            after = equally_long(block, [side + TOKENS, name])[1] if name in names else tokens
+            after = equally_long(given, [side + TOKENS, name])[1] if name in names else tokens
             block = with_column(block, name, _end_to_end(before, after))
     return block.drop_columns(sorted(own))
 

@@ -138,9 +138,10 @@ class CollatedBy(Collated):
     def check(self, batch: Batch, item: Any, columns: WindowColumns) -> None:
         shared = batch_facts(self.upstream)
         if not isinstance(item, MutableMapping) and shared.uneven == "pad" and shared.num_ranks() > 1:
+            drop = ", or say uneven='drop', which leaves out a step without a batch for each rank"
             raise TypeError(
                 f"collate_fn returned a {type(item).__name__}, and shard(uneven='pad') marks a filler in a dict. Return "
-                "a dict, or say uneven='drop', which leaves out a step without a batch for each rank"
+                f"a dict{drop * (shared.samples_per_step is None)}"
             )
         if self.policy is None or not isinstance(item, Mapping):
             return
