@@ -862,10 +862,10 @@ def _layout(form: FormSettings, rules: ColumnRules, planner: BatchPlanner, side:
     if static and form.layout not in ("padded", "paired"):
         words = "nothing" if form.layout == "nested" else "each group to its own longest"
         raise ValueError(f"layout={form.layout!r} pads {words}, so it has no static shapes; choose layout='padded'")
-    if form.layout == "grouped" and (odd := [name for name, one in rules.arrays.items() if one in ("pad", "concat")]):
+    if form.layout == "grouped" and (odd := [name for name, one in rules.arrays.items() if one != "list"]):
         raise ValueError(
-            f"layout='grouped' gives arrays as lists (got arrays={{{odd[0]!r}: {rules.arrays[odd[0]]!r}}}). Leave it out of "
-            "arrays=, or choose layout='padded'"
+            f"layout='grouped' stacks arrays of one shape, and gives others as lists (got arrays={{{odd[0]!r}: "
+            f"{rules.arrays[odd[0]]!r}}}). Leave it out of arrays=, or choose layout='padded'"
         )
     if form.layout == "grouped":
         return _grouped(form, planner, side)

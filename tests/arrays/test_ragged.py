@@ -503,6 +503,13 @@ def test_what_is_planned_by_its_sum_may_lie_end_to_end() -> None:
         assert batch.keys() == {"nodes", "nodes_offsets", "edges", "edges_offsets"}
 
 
+def test_arrays_beside_groups_are_in_the_order_of_the_batch() -> None:
+    data = bf.from_sequence(PLAIN).map(of_row)
+    for batch in data.batch(20, layout="grouped", num_groups=3):
+        order = torch.cat([one[None] for one in batch["groups"]["number"].ungroup()]).tolist()
+        assert [as_told(one) for one in batch["image"]] == [as_told(made(number)["image"]) for number in order]
+
+
 def test_a_list_of_tensors_shares_memory_of_the_batch_and_never_of_the_data() -> None:
     rows = [{"input_ids": [1], "x": np.ones((2, 2), np.float32)} for _ in range(3)]
     data = bf.from_sequence(rows)
@@ -567,7 +574,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "groups": (
         lambda: bf.from_sequence(IMAGES).batch(2, arrays={"x": "pad"}, layout="grouped"),
         ValueError,
-        r"^layout='grouped' gives arrays as lists \(got arrays=\{'x': 'pad'\}\)",
+        r"^layout='grouped' stacks arrays of one shape, and gives others as lists \(got arrays=\{'x': 'pad'\}\)",
     ),
     "several shapes": (
         lambda: next(iter(bf.from_sequence(IMAGES).batch(2, arrays={"x": "stack"}))),
