@@ -646,3 +646,18 @@ def test_more_than_32_bits_of_values_have_wider_offsets_and_are_stored_in_narrow
     ]
     narrow = conform(pa.record_batch({"x": column}), pa.schema({"x": bf.array_type("float32", (None, None, None))}))
     assert [one["x"].dtype for one in bf.from_sequence(narrow)] == [np.float32] * 2
+
+
+@pytest.mark.parametrize(("other", "shape"), [((4, 3), (None, 3)), ((2, 5), (2, None)), ((4, 5), (None, None))])
+def test_data_sets_whose_arrays_differ_in_shape_are_joined(other: tuple[int, ...], shape: Shape) -> None:
+    """They were an error, although a function that returns both shapes was none."""
+    first, second = (
+        bf.from_sequence([{"input_ids": [1], "x": np.full(one, 1, dtype)}] * 2)
+        for one, dtype in (((2, 3), "float32"), (other, "int8"))
+    )
+    for data in (first + second, second + first, bf.interleave_datasets([first.stream(), second.stream()], stop="all")):
+        (batch,) = data.batch(4)
+        assert batch["x"].dtype == torch.float32
+        assert "x: an array of float of shape" in repr(data) or not isinstance(data, bf.IndexedDataset)
+        assert batch["x_mask"].ndim == 1 + shape.count(None)
+        assert sorted(sample["x"].shape for sample in data) == sorted([(2, 3), other] * 2)
