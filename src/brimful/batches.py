@@ -662,6 +662,12 @@ def _planned_over(
         planner = replace(cast(Any, planner), sides=len(given))
     sizes, padded = planner.sizes(given)
     rules = _rules(known, sizes[:padded] or sizes[:1], columns, planner.packs, form.layout)
+    own_form = [name for name in rules.length_columns if rules.arrays.get(name, "pad") != "pad"]
+    if own_form and (padded or planner.overlong == "truncate"):
+        raise ValueError(
+            f"arrays names {own_form[0]!r}, which is planned over: it is padded, packed and cut like tokens. Leave it out of "
+            "arrays=. Or plan by its sum, with a MultiBudget(total=...) and no overlong='truncate'"
+        )
     pieces = cast(Any, planner.sizing).row_length if planner.overlong == "split" else 0
     rules = replace(rules, left_out=() if form.keep_text else texts, weights=weights, piece_length=pieces)
     if rules.stacks and rules.prefixes:
@@ -889,10 +895,10 @@ def _layout(form: FormSettings, rules: ColumnRules, planner: BatchPlanner, side:
     if static and form.layout not in ("padded", "paired"):
         words = "nothing" if form.layout == "nested" else "each group to its own longest"
         raise ValueError(f"layout={form.layout!r} pads {words}, so it has no static shapes; choose layout='padded'")
-    if form.layout == "grouped" and (odd := [name for name, one in rules.arrays.items() if one in ("pad", "concat")]):
+    if form.layout == "grouped" and (odd := [name for name, one in rules.arrays.items() if one != "list"]):
         raise ValueError(
-            f"layout='grouped' gives arrays as lists (got arrays={{{odd[0]!r}: {rules.arrays[odd[0]]!r}}}). Leave it out of "
-            "arrays=, or choose layout='padded'"
+            f"layout='grouped' stacks arrays of one shape, and gives others as lists (got arrays={{{odd[0]!r}: "
+            f"{rules.arrays[odd[0]]!r}}}). Leave it out of arrays=, or choose layout='padded'"
         )
     if form.layout == "grouped":
         return _grouped(form, planner, side)

@@ -184,6 +184,28 @@ def fits_shape(shape: Shape, wanted: Shape) -> bool:
     return len(shape) == len(wanted) and all(size in (None, one) for one, size in zip(shape, wanted))
 
 
+def common_shapes(schemas: Sequence[pa.Schema]) -> dict[str, pa.DataType]:
+    """The columns of arrays whose shapes, or numbers, differ from one schema to another: the type that has them all, by name.
+
+    >>> one, other = (pa.schema([("x", array_type("int8", shape))]) for shape in ((2, 3), (4, 3)))
+    >>> common_shapes([one, other])
+    {'x': ListType(list<item: fixed_size_list<item: int8>[3]>)}
+    """
+    found: dict[str, list[ArrayKind]] = {}
+    for schema in schemas:
+        for field in schema:
+            if (own := kind_of(field.type)) is not None:
+                found.setdefault(field.name, []).append(own)
+    common = {}
+    for name, kinds in found.items():
+        if len({*kinds}) > 1 and len({len(kind.shape) for kind in kinds}) == 1:
+            numbers = [pa.schema([("", kind.value_type)]) for kind in kinds]
+            value_type = pa.unify_schemas(numbers, promote_options="permissive").field(0).type
+            sizes = zip(*(kind.shape for kind in kinds))
+            common[name] = array_type(value_type, [each[0] if len({*each}) == 1 else None for each in sizes])
+    return common
+
+
 def in_shape(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column of arrays in the shape of a type that has them all; numbers stay in their type.
 
