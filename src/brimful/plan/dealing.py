@@ -166,16 +166,20 @@ def first_number(
     return best
 
 
-def summed(work: Work) -> IntArray | None:
-    """The part of each item; None where no way was found that keeps the limits."""
+def summed(work: Work, settled: float = SETTLED) -> IntArray | None:
+    """The part of each item; None where no way was found that keeps the limits.
+
+    Args:
+        settled: as good as the best, times the lower bound.
+    """
     best: IntArray | None = None
     least = np.inf
     for start in _starts(work):
-        part_of = exchanged(work, none_empty(work, start))
+        part_of = exchanged(work, none_empty(work, start), settled=settled)
         dearest = work.loads(part_of).max(initial=0)
         if dearest < least:
             best, least = part_of, dearest
-        if least <= work.bound * SETTLED:
+        if least <= work.bound * settled:
             break
     else:
         if len(work.costs) <= EXACT_ITEMS:
@@ -345,7 +349,7 @@ def none_empty(work: Work, part_of: IntArray) -> IntArray:
     return part_of
 
 
-def exchanged(work: Work, part_of: IntArray, group_of: IntArray | None = None) -> IntArray:
+def exchanged(work: Work, part_of: IntArray, group_of: IntArray | None = None, settled: float = SETTLED) -> IntArray:
     """The same after exchanges between the dearest group of parts and another: an item for a cheaper one, or for none.
 
     Args:
@@ -356,7 +360,7 @@ def exchanged(work: Work, part_of: IntArray, group_of: IntArray | None = None) -
     num_groups = int(groups.max(initial=0)) + 1
     by_group = replace(work, num_parts=num_groups)
     of_group = groups[part_of]
-    loads, enough = by_group.loads(of_group), by_group.bound * SETTLED
+    loads, enough = by_group.loads(of_group), by_group.bound * settled
     if loads.max(initial=0) <= enough:
         return part_of
     part_of = part_of.copy()
@@ -374,10 +378,10 @@ def exchanged(work: Work, part_of: IntArray, group_of: IntArray | None = None) -
     before = np.inf
     for number in range(_exchanges(num_groups)):
         dearest = int(loads.argmax())
-        settled = loads[dearest] <= enough
+        done = loads[dearest] <= enough
         if not number % (num_groups + 8):  # each group had its turn, and hardly anything came of it
-            settled, before = settled or loads[dearest] * SETTLED > before, loads[dearest]
-        if settled:
+            done, before = done or loads[dearest] * SETTLED > before, loads[dearest]
+        if done:
             break
         own = own_of(dearest)
         for other in _least(loads, others):
