@@ -27,6 +27,8 @@ _OTHERS = 16
 """How many parts are tried for an exchange, cheapest first."""
 _DIFFERENCED = 4_096
 """Largest differencing is tried for so many items: above it, longest first is as good."""
+_FITTED = 4_096
+"""So many items with several sizes are fitted together: more would take a time that grows with their square."""
 _EXCHANGES = 1 << 24
 """Parts times exchanges: to look for one goes by all parts, and so long takes about a second."""
 _PAIRS = 1 << 11
@@ -321,7 +323,13 @@ def fitted(work: Work) -> IntArray:
         part_of[order] = best_fit(lengths[order], int(work.limits[0]))
     elif len(work.limits):
         some = np.flatnonzero(work.sizes.any(axis=1))
-        part_of[some] = fit_sizes(work.sizes[some], work.limits.tolist())
+        order = some[np.argsort(-(work.sizes[some] / work.limits).max(axis=1), kind="stable")]
+        count, shares = 0, -(-len(some) // _FITTED) or 1
+        for share in range(shares):  # each like the whole: few parts are looked through for an item
+            own = order[share::shares]
+            found = fit_sizes(work.sizes[own], work.limits.tolist())
+            part_of[own] = count + found
+            count += int(found.max(initial=-1)) + 1
     return part_of
 
 
