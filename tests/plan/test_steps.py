@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import brimful as bf
 from benchmarks.plan import sft
-from benchmarks.planners import KINDS, PLANNERS, Ranks, work
+from benchmarks.planners import KINDS, PLANNERS, WORK, Ranks, work
 from tests.effort import SOAK, times
 
 Ints = NDArray[np.int64]
@@ -355,3 +355,20 @@ def test_no_planner_of_another_project_is_better(kind: str, ranks: int) -> None:
         other, others = judged(plan(lengths, limit, ranks))
         assert number <= others, name
         assert greatest <= 1.001 * other or number < others, name
+
+
+def test_several_limits_of_many_samples_are_nearly_full() -> None:
+    draw = np.random.default_rng(0)
+    sizes, limits = {"tokens": sft(12_000, 0), "images": draw.integers(0, 5, 12_000)}, {"tokens": 16_384, "images": 64}
+    plan = bf.steps(sizes, limits, 8)
+    part = np.cumsum(plan.counts[0])[plan.rank] - plan.counts[0][plan.rank] + plan.micro_batch
+    for name, limit in limits.items():
+        assert np.bincount(part, sizes[name]).max() <= limit
+    fewest = max(int(own.sum()) / limits[name] for name, own in sizes.items())
+    assert plan.counts.sum() <= 1.06 * fewest + 8
+    assert plan.imbalance <= 1.005
+
+
+def test_ranks_of_padded_micro_batches_and_of_many_samples_have_equal_work() -> None:
+    assert bf.steps(KINDS["lognormal"](512, 0), 8_192, 8, padded=True, cost=WORK).imbalance <= 1.003
+    assert bf.steps(KINDS["WikiText"](100_000, 0), 1_024, 64, cost=WORK).imbalance <= 1.0003
