@@ -219,8 +219,8 @@ def build_dp_schedule(
         global_batch_size: rollouts of a step. Those that do not fill the last step are left out.
         rollout_indices: the rollout of each sample, (n,). All samples of a rollout are in one step.
     Returns:
-        The samples of each rank; for each rank its micro batches, which count its own samples from 0; the number of micro
-            batches of a rank in each step; and the rollouts of each step.
+        The samples of each rank. For each rank its micro batches, which count its own samples from 0. The number of micro
+            batches of a rank in each step. The rollouts of each step.
     Raises:
         OverlongError: a sample alone exceeds the limit.
         ValueError: fewer rollouts than a step has, or a step with fewer samples than micro batches.
