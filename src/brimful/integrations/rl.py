@@ -158,10 +158,10 @@ class TokenBudgetBatcher(torch.utils.data.IterableDataset[list[list[Any]]]):
         window: int = 4,
     ) -> None:
         self.dataset = dataset
-        self.num_processes = integer("num_processes", num_processes, 1, "rank")
-        self.token_budget = integer("token_budget", token_budget, 1, "token")
-        self.metrics = {} if metrics is None else metrics
-        self.window = integer("window", window, 1, "micro batch")
+        self.num_processes: int = integer("num_processes", num_processes, 1, "rank")
+        self.token_budget: int = integer("token_budget", token_budget, 1, "token")
+        self.metrics: dict[str, list[float]] = {} if metrics is None else metrics
+        self.window: int = integer("window", window, 1, "micro batch")
 
     def __iter__(self) -> Iterator[list[list[Any]]]:
         room = self.window * self.num_processes * self.token_budget

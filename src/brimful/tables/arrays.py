@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,18 @@ Shape: TypeAlias = tuple[int | None, ...]
 """The size of each dimension; None where it is ragged."""
 
 
-class RaggedArrayType(pa.ExtensionType):  # type: ignore[misc]
+if TYPE_CHECKING:  # pyarrow has no types
+
+    class ExtensionType:
+        storage_type: pa.DataType
+
+        def __init__(self, storage_type: pa.DataType, extension_name: str) -> None: ...
+
+else:
+    ExtensionType = pa.ExtensionType
+
+
+class RaggedArrayType(ExtensionType):
     """Arrays of any number of ragged dimensions. Rows are stored as in Arrow's `variable_shape_tensor`: a struct of the values
     of an array, and of its shape.
 
@@ -58,8 +69,9 @@ class RaggedArrayType(pa.ExtensionType):  # type: ignore[misc]
         return cls(data.value_type, json.loads(serialized)["uniform_shape"], pa.types.is_large_list(data))
 
     def __eq__(self, other: object) -> bool:
-        own = isinstance(other, RaggedArrayType)
-        return own and self.storage_type == other.storage_type and self.shape == other.shape  # type: ignore[attr-defined]
+        if not isinstance(other, RaggedArrayType):
+            return False
+        return bool(self.storage_type == other.storage_type) and self.shape == other.shape
 
     def __hash__(self) -> int:
         return hash((str(self.storage_type), self.shape))
