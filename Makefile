@@ -45,14 +45,17 @@ dist:  ## wheel and sdist, checked, and the demo from the wheel in an empty envi
 	rm -rf dist build/dist && $(PYTHON) -m venv build/dist/tools && $(PYTHON) -m venv build/dist/empty
 	build/dist/tools/bin/pip install -qq build twine
 	build/dist/tools/bin/python -m build --outdir dist .
+	build/dist/tools/bin/python -m build --outdir dist --wheel packages/plan
 	build/dist/tools/bin/twine check --strict dist/*
+	$(PYTHON) -m venv build/dist/plan && build/dist/plan/bin/pip install -qq dist/brimful_plan-*.whl
+	cd build/dist && plan/bin/python -c 'import brimful_plan as plan; print(plan.TokenBudget(60).plan([50, 30, 20]))'
 	build/dist/empty/bin/pip install -qq $(TORCH)
-	build/dist/empty/bin/pip install -qq dist/*.whl
+	build/dist/empty/bin/pip install -qq dist/brimful-*.whl
 	cd build/dist && empty/bin/brimful demo
 
 compat:  ## tests of what needs few extras, at the lowest versions that pyproject.toml allows (`make test` takes the newest)
 	rm -rf build/lowest && $(PYTHON) -m venv build/lowest
-	build/lowest/bin/pip install -qq $$($(PYTHON) -m tests.lowest) -e ".[cbor,hf,tiktoken]" hypothesis pytest pytest-timeout pytest-xdist psutil
+	build/lowest/bin/pip install -qq $$($(PYTHON) -m tests.lowest) -e ".[cbor,hf,tiktoken]" hatchling hypothesis pytest pytest-timeout pytest-xdist psutil
 	build/lowest/bin/python -m pytest $(SPREAD) -m "not mutant and not ray" $(ARGS) $$($(PYTHON) -m tests.lowest --tests)
 
 lint: $(VENV)/.dev  ## rules and format, changing nothing

@@ -41,7 +41,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import brimful as bf
-from brimful.plan.budget import sample_costs
+from brimful.plan.costs import sample_costs
 from brimful.plan.groups import optimal_partition
 
 DATA = Path(os.environ.get("BRIMFUL_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -249,6 +249,19 @@ MESSAGES: list[tuple[Callable[[Any], Any], str]] = [
         lambda path: list(one().units("key").batch_by(2, key=lambda row: len(row["input_ids"]))),
         "batch_by sorts samples by key, and parts a unit",
     ),
+    (
+        lambda path: one().units("key", within="step").batch(3, keep_together="id"),
+        "units('id') may part samples that units('key', within='step') keeps together: call units once",
+    ),
+    (lambda path: stream().units("key").shuffle(4).units("key"), "units('key') may part samples that units('key') keeps"),
+    (
+        lambda path: list(one().units("key").drop("key").train_valid_split(0.5)[0]),
+        "Units are split by their key: then split before you drop or rename it",
+    ),
+    (
+        lambda path: list(one().units("key").batch_by_tokens(8)),
+        "which has at most 2 samples; filter it, or raise the budget; or set overlong='drop' for such samples",
+    ),
     (lambda path: list(bf.from_sequence(ROWS, repeat=True).skip(3).units("key").take(3)), "Call units before the data repeat"),
 ]  # fmt: skip
 
@@ -275,6 +288,16 @@ def test_what_is_too_large_is_dropped_or_alone_as_a_whole() -> None:
         assert it.stats["dropped"] == 9
 
 
+@pytest.mark.parametrize("make", [one, stream])
+def test_a_unit_has_no_shape_of_its_own_beside_static_ones(make: Callable[[], Any]) -> None:
+    data, policy = make().units("key"), bf.StaticShapes([4], 8)
+    with pytest.raises(
+        bf.DataError, match=r"a unit of 3 samples \(.* cannot fit static shapes of at most 2 samples, also alone"
+    ):
+        list(data.batch(policy, overlong="alone"))
+    assert not list(data.batch(policy, overlong="drop"))
+
+
 def test_units_of_files_are_those_of_each_stream(tmp_path: Any) -> None:
     data = bf.from_files(files(tmp_path), n_active_shards=1, streams=2).units("key").shuffle(4)
     found = list(map(ids_of, data.batch(bf.TokenBudget(30))))
@@ -298,3 +321,23 @@ def test_repeating_data_part_units_at_the_ends_of_epochs() -> None:
     for data in (bf.from_sequence(rows, repeat=True), bf.from_iterable(rows, repeat=True)):
         batches = data.units("key").batch(bf.FixedSize(4), window=5)
         assert [ids_of(batch) for batch in islice(batches, 4)] == [[0, 1, 2]] * 4
+
+
+@pytest.mark.parametrize("make", [one, stream])
+def test_a_split_by_another_column_of_that_name_is_told(make: Callable[[], Any]) -> None:
+    data = make().units("key").rename({"key": "old", "id": "key"})
+    for side in data.train_valid_split(0.5):
+        with pytest.raises(bf.DataError, match=r"'key' has other values than when units was called\. Split before you"):
+            list(side)
+
+
+def test_a_resume_with_other_units_is_told_without_names_of_our_own() -> None:
+    def batches(size: int) -> bf.Batches:
+        rows = [row | {"key": str(row["id"] // size)} for row in ROWS]
+        return bf.from_iterable(rows).units("key").drop("key").batch_by_tokens(30, window=4)
+
+    with batches(3).iter() as it:
+        next(it)
+        state = it.state_dict()
+    with pytest.raises(bf.StateError, match="column 'unit' had the crc32"):
+        list(batches(2).iter(state))

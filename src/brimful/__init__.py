@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         OverlongError,
         Packed,
         Plan,
+        Planner,
         Policy,
         StaticShapes,
         Steps,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         interleave_datasets,
         zip_datasets,
     )
+    from brimful.tables.arrays import array_type
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
     from brimful.warmup import warm_up
@@ -81,6 +83,7 @@ __all__ = [
     "OverlongError",
     "Packed",
     "Plan",
+    "Planner",
     "Policy",
     "RankError",
     "StageError",
@@ -88,6 +91,7 @@ __all__ = [
     "StaticShapes",
     "Steps",
     "TokenBudget",
+    "array_type",
     "attention",
     "balance",
     "build_dynamic_batch_dataloader",
@@ -125,6 +129,7 @@ _MODULE_OF: Final = {
     "RankError": "brimful.plan.errors",
     "StageError": "brimful.plan.errors",
     "StateError": "brimful.plan.errors",
+    "array_type": "brimful.tables.arrays",
     "attention": "brimful.tensors.attention",
     "build_dynamic_batch_dataloader": "brimful.memory.dataloader",
     "concat_datasets": "brimful.read",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Typ
 
 from brimful.arrays.collated import Collated, LaidOut, Unlabelled
 from brimful.arrays.columns import ColumnRules
+from brimful.arrays.forms import Form
 from brimful.arrays.layout import Layout
 from brimful.arrays.nested import Nested
 from brimful.arrays.packed import PackedLayout
@@ -39,7 +40,7 @@ from brimful.core.stage import Stage, check_depth, running, with_inputs
 from brimful.encoding.encoder import Padding, one_vocabulary, paddings
 from brimful.index.indexed import Indexed
 from brimful.plan.buckets import Rounding
-from brimful.plan.budget import SampleCost, sample_cost
+from brimful.plan.costs import SampleCost, sample_cost
 from brimful.plan.errors import check_bool, check_mapping, function, integer, names_of, one_of, timeout, warn_once
 from brimful.plan.once import once, settings_of
 from brimful.rows.parallel import ExecutorType, Parallel
@@ -520,6 +521,7 @@ class ColumnSettings(NamedTuple):
     dtypes: Mapping[str, Any] | None
     length_version: str | None = None
     sample_weight_column: str | None = None
+    arrays: Mapping[str, Form] | None = None
 
 
 class OrderSettings(NamedTuple):
@@ -565,6 +567,8 @@ def batches_of(
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
     per_step = _samples_per_step(data, order, window)
     batches_a_step = 1 if order.micro_batches is None or per_step is not None else order.micro_batches
+    if isinstance(batches_a_step, str):
+        raise ValueError(f"micro_batches must be a number of batches, or 'as_needed' (got {batches_a_step!r})")
     parts = integer("micro_batches", batches_a_step, 1, "batch")
     planner = planner if parts == 1 else planner.divided(parts)
     if form.layout == "paired":
@@ -591,6 +595,13 @@ def batches_of(
     if weights is not None and not isinstance(weights, str):
         raise TypeError(f"sample_weight_column must be the name of a column of numbers (got {weights!r})")
     given = sizes_of("length_column", columns.length_column)
+    if (version := columns.length_version) is not None and (
+        not isinstance(version, str) or not any(map(callable, given))
+    ):
+        raise ValueError(
+            f"length_version={version!r} is the version of functions in length_column, a text such as 'v1' (got length_column="
+            f"{columns.length_column!r}). Leave it out where there is no function"
+        )
     if form.layout == "paired":
         planner = replace(cast(Any, planner), sides=len(given))
     sizes, padded = planner.sizes(given)
@@ -746,9 +757,10 @@ def _rules(
     wanted = check_mapping("dtypes", columns.dtypes, "{'input_ids': 'int32'}")
     dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in wanted.items()}  # torch.int32 too
     named = () if lengths == ("input_ids",) else [one for one in sizes if isinstance(one, str)]
-    explicit = tuple(dict.fromkeys((*named, *given, *dtypes)))
+    arrays = check_mapping("arrays", columns.arrays, "{'pixels': 'concat'}")
+    explicit = tuple(dict.fromkeys((*named, *given, *dtypes, *arrays)))
     functions = tuple(name_of_size(one) for one in sizes if not isinstance(one, str))
-    rules = ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs, functions=functions)
+    rules = ColumnRules(lengths, tokens, fills | given, dtypes, explicit, arrays, packs, functions=functions)
     if layout != "paired":
         return rules
     own = (TOKENS, *SIDE_COLUMNS)  # of batches, whose settings are those of all sides
@@ -778,7 +790,9 @@ def _collated(
             raise ValueError(
                 "max_workers and executor_type need a collate_fn. To make batches ahead of use, call prefetch"
             )
-        return LaidOut(*given, layout=_layout(form, planner, side))
+        return LaidOut(*given, layout=_layout(form, rules, planner, side))
+    if rules.arrays:
+        raise ValueError("collate_fn makes the batch, so arrays has no effect. Give one of the two")
     if form.layout not in ("padded", "packed") or form.num_groups is not None:
         other = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
         raise ValueError(f"collate_fn makes the batch, so {other} has no effect. Give one of the two")
@@ -833,7 +847,7 @@ def _in_numpy(stage: Stage[Any]) -> Stage[Any]:
     return with_inputs(stage, _in_numpy(stage.inputs[0]))
 
 
-def _layout(form: FormSettings, planner: BatchPlanner, side: str) -> Layout:
+def _layout(form: FormSettings, rules: ColumnRules, planner: BatchPlanner, side: str) -> Layout:
     """The layout that a user names."""
     if form.layout == "packed":
         return PackedLayout()
@@ -842,6 +856,11 @@ def _layout(form: FormSettings, planner: BatchPlanner, side: str) -> Layout:
     if static and form.layout not in ("padded", "paired"):
         words = "nothing" if form.layout == "nested" else "each group to its own longest"
         raise ValueError(f"layout={form.layout!r} pads {words}, so it has no static shapes; choose layout='padded'")
+    if form.layout == "grouped" and (odd := [name for name, one in rules.arrays.items() if one in ("pad", "concat")]):
+        raise ValueError(
+            f"layout='grouped' gives arrays as lists (got arrays={{{odd[0]!r}: {rules.arrays[odd[0]]!r}}}). Leave it out of "
+            "arrays=, or choose layout='padded'"
+        )
     if form.layout == "grouped":
         return _grouped(form, planner, side)
     if form.num_groups is not None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.arrays.collated import Unlabelled
+from brimful.arrays.forms import Form
 from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings, batches_of
 from brimful.batching.order import ShuffleBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
@@ -48,7 +49,7 @@ from brimful.index.units import Placed
 from brimful.index.units import Units as IndexUnits
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.buckets import Rounding
-from brimful.plan.budget import SampleCost, sample_cost
+from brimful.plan.costs import SampleCost, sample_cost
 from brimful.plan.errors import check_bool, check_version, function, integer, names_of, one_of, timeout
 from brimful.plan.plan import is_policy
 from brimful.ray.spread import spread
@@ -247,7 +248,7 @@ class Dataset:
         if workers and not _fetches(made):
             raise ValueError(
                 f"stream(num_workers={workers}) makes the samples of from_dataset, and {shown(self.stage)} has none to make. "
-                "Call stream right after from_dataset, before filter, train_valid_split and cache"
+                "Call stream right after from_dataset, before units, filter, train_valid_split and cache"
             )
         return Dataset(made, self.repeats)
 
@@ -833,7 +834,8 @@ class Dataset:
         them. A verb that would split a unit is an error: `take(n)`, `skip(n)` or a slice inside of one, `stride`,
         `concat_chunk`, `pack_chunk`, `sliding_window`. A unit ends with its epoch and with its stream.
 
-        Call it before `shuffle` and before data sets are mixed, while samples of a unit are still neighbours. With
+        Call it once, before `shuffle` and before data sets are mixed, while samples of a unit are still neighbours.
+        `train_valid_split` reads the column, so split before you drop or change it. With
         `from_files`, set `n_active_shards=1`: it takes a row of each open file in turn. `cache` and `to_store` keep no
         units: call `units` on their result.
 
@@ -1077,6 +1079,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Form] | None = None,
         sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
@@ -1147,7 +1150,15 @@ class Dataset:
                 `Collection.apply` before you use FSDP.
             num_groups: the most groups in a batch of layout "grouped". The default is 4.
             dtypes: the type of each key of a batch: {"input_ids": "int32", "attention_mask": "bool"}. The default is
-                int64 for integers, and the type of the column for other values.
+                int64 for integers, and the type of the column for other values. Arrays of several dimensions keep their
+                type, but for labels.
+            arrays: what a batch has of a column of arrays that does not go with the tokens: {"pixels": "concat"}.
+                "stack" needs arrays of one shape. "pad" pads each ragged dimension to its longest in the batch, and adds
+                `pixels_mask`, 1 where there is a value. "concat" puts the arrays end to end, and adds `pixels_offsets`.
+                Where more dimensions than the first are ragged, it flattens them, and adds `pixels_shapes`. "list" gives
+                a list of tensors. The default depends on the type alone. Arrays of a fixed shape are stacked, others
+                are padded. With `pack` and layout="nested" they are concatenated, with "grouped" a list. See
+                `bf.array_type`. Lists of numbers are padded, without a mask unless you name them here.
             sample_weight_column: a column of numbers of at least 0, the weights of the samples in `bf.sample_mean`. Batches
                 then have `sample_loss_weights` (B,) float64, which are 0 for copies and fillers. Where they have
                 `num_items_in_batch`, they also have `sum_of_weights_in_batch`, () float64.
@@ -1176,7 +1187,8 @@ class Dataset:
                 of the data set. Use it for losses over all samples of a step, such as contrastive ones. A step is
                 planned as a whole, and each of its batches is within the policy's limit. Ranks share its batches out.
                 All have equally many: fillers (`weight` 0) complete the last round. `ends_step` is True in the last
-                one. The last step of an epoch may have fewer samples, and `drop_last` leaves it out. With `units`, a
+                one. The last step of an epoch may have fewer samples, and `drop_last` leaves it out. A step also lacks the
+                samples that `overlong="drop"` leaves out. With `units`, a
                 step has as many whole units as fit. A state inside a step resumes on the same number of ranks. One
                 between steps resumes on any. Trainers that accumulate a fixed number of batches refuse it. See
                 examples/contrastive.py for gradient caching.
@@ -1218,7 +1230,9 @@ class Dataset:
         else:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets), truncate_side)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        columns = ColumnSettings(
+            length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column, arrays
+        )
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
@@ -1244,6 +1258,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Form] | None = None,
         sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
@@ -1280,7 +1295,9 @@ class Dataset:
         """
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        columns = ColumnSettings(
+            length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column, arrays
+        )
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
@@ -1308,6 +1325,7 @@ class Dataset:
         layout: Literal["padded", "nested", "grouped", "paired"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Form] | None = None,
         sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
@@ -1345,17 +1363,18 @@ class Dataset:
         [[4], [2, 2], [1]]
         """
         one_of("overlong", overlong, "raise", "alone", "drop")
-        window = integer(
-            "window", samples_per_step or window, 1, "row"
-        )  # "auto" and "steps" are for policies, whose plans say how many
+        window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
+        rows: int | Literal["auto"] = window if samples_per_step is None else "auto"
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        columns = ColumnSettings(
+            length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column, arrays
+        )
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text, unlabelled)
-        return batches_of(self._kept(keep_together), self.repeats, planner, window, columns, order, form)
+        return batches_of(self._kept(keep_together), self.repeats, planner, rows, columns, order, form)
 
     def pack(
         self,
@@ -1373,6 +1392,7 @@ class Dataset:
         pad_values: Mapping[str, float] | None = None,
         keep_text: bool = False,
         dtypes: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Form] | None = None,
         sample_weight_column: str | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
@@ -1436,7 +1456,9 @@ class Dataset:
         policy = Packed(row_length, balance_cost, row_limits=row_limits)
         rows = integer("rows", rows, 1, "row")
         planner = ByPacking(policy, rows, overlong, bool(shuffle_batches), truncate_side)
-        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column)
+        columns = ColumnSettings(
+            length_column, token_columns, pad_values, dtypes, length_version, sample_weight_column, arrays
+        )
         order = OrderSettings(
             drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost, samples_per_step
         )

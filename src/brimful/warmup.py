@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 
@@ -79,17 +79,16 @@ def warm_up(
         (1, 64)
     """
     one_of("isolation", isolation, "raise", "off")
-    policy = getattr(policy, "batches", policy) if isinstance(policy, Loader) else policy
+    policy = cast(Batches, policy.batches) if isinstance(policy, Loader) else policy
     if isinstance(policy, Batches):
         shapes, batches = _of_batches(policy)
-    elif not isinstance(policy, StaticShapes | list | tuple):
+    elif not isinstance(given := getattr(policy, "shapes", policy), list | tuple):
         raise TypeError(
             f"warm_up takes StaticShapes, Batches or shapes (got a {type(policy).__name__}); of another policy, or of a loader: "
             "warm_up(step, [(rows, tokens), ...], example=batch)"
         )
     else:
-        given = list(policy.shapes) if isinstance(policy, StaticShapes) else [_checked(shape) for shape in policy]
-        shapes = _largest_first(set(given))
+        shapes = _largest_first({_checked(shape) for shape in given})
         pattern = example if example is not None else {name: torch.ones(1, 1, dtype=torch.int64) for name in TOKENS}
         rules = _rules_of(pattern)
         batches = (like(pattern, shape, rules) for shape in shapes)

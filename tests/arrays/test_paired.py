@@ -22,6 +22,7 @@ from tests.samples import same
 from tests.worlds import taken_by_worlds
 
 SIDES = ("chosen_input_ids", "rejected_input_ids")
+SIDE_NAMES = ("chosen_", "rejected_")
 LABELLED = [
     {
         "chosen_input_ids": [1, 2, 3],
@@ -342,14 +343,47 @@ def test_a_pair_without_a_completion_is_counted_or_refused() -> None:
 # -- what is refused
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("of_prompt", [False, True])
+def test_columns_beside_the_tokens_of_a_side_go_on_after_those_of_the_prompt(streamed: bool, of_prompt: bool) -> None:
+    rows = [
+        {"prompt_input_ids": [1, 2], "chosen_input_ids": [3, 4], "rejected_input_ids": [5]},
+        {"prompt_input_ids": [6], "chosen_input_ids": [7], "rejected_input_ids": [8, 9]},
+    ]
+    for number, row in enumerate(rows):
+        for side in ("prompt_", *SIDE_NAMES) if of_prompt else SIDE_NAMES:
+            own = row[f"{side}input_ids"]
+            row |= {f"{side}attention_mask": [1] * len(own), f"{side}labels": [10 * token for token in own]}
+        row["id"] = number
+    data: Any = bf.from_iterable(rows) if streamed else bf.from_sequence(rows)
+    (batch,) = data.batch(2, layout="paired")
+    prompt = [[10, 20], [60]] if of_prompt else [[-100, -100], [-100]]
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4], [6, 7, 0, 0], [1, 2, 5, 0], [6, 8, 9, 0]]
+    assert batch["attention_mask"].sum(1).tolist() == [4, 2, 3, 3]
+    assert batch["labels"].tolist() == [
+        [*prompt[0], 30, 40],
+        [*prompt[1], 70, -100, -100],
+        [*prompt[0], 50, -100],
+        [*prompt[1], 80, 90, -100],
+    ]
+
+
 REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "no side": (
         [{"chosen_input_ids": [1]}],
         r"layout='paired' needs a column of tokens for each side, and there is no 'rejected_input_ids' \(columns: "
         r"chosen_input_ids; sequence, row 0\)\. tokenize\(\) and chat\(\) make it with output_prefix=",
     ),
+    "no side of a prompt": (
+        [{"prompt_input_ids": [1], "chosen_input_ids": [1]}],
+        r"layout='paired' needs a column of tokens for each side, and there is no 'rejected_input_ids' \(columns: ",
+    ),
     "labels of one side": (
         [{name: LABELLED[0][name] for name in (*SIDES, "chosen_labels")}],
+        r"there is a column 'chosen_labels', and no 'rejected_labels'\. With layout='paired' all sides have the same columns",
+    ),
+    "labels of one side of a prompt": (
+        [{"prompt_input_ids": [1], **{name: LABELLED[0][name] for name in (*SIDES, "chosen_labels")}}],
         r"there is a column 'chosen_labels', and no 'rejected_labels'\. With layout='paired' all sides have the same columns",
     ),
     "a null": (
@@ -382,10 +416,26 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_sides_that_do_not_go_together_are_refused(name: str, verb: str) -> None:
     rows, words = REFUSED[name]
-    if name == "no side" and verb == "batch_by_tokens":  # which plans by lengths
+    if name.startswith("no side") and verb == "batch_by_tokens":  # which plans by lengths
         words = "there is no column 'rejected_input_ids'"
     with pytest.raises(bf.DataError, match=words):
         list(getattr(bf.from_sequence(rows), verb)(64, layout="paired"))
+
+
+@pytest.mark.parametrize("kind", ["labels", "attention_mask"])
+def test_one_side_is_packed_with_what_lies_beside_its_tokens_or_refused(kind: str) -> None:
+    rows = [
+        {"chosen_input_ids": [5, 6, 7], f"chosen_{kind}": [0, 1, 1] if kind == "attention_mask" else [-100, -100, 7]}
+    ]
+    data = bf.from_sequence(rows)
+    with pytest.raises(
+        bf.DataError, match=rf"there is a column 'chosen_{kind}', and a batch packed by 'chosen_input_ids'"
+    ):
+        list(data.pack(4, length_column="chosen_input_ids"))
+    (batch,) = data.rename({"chosen_input_ids": "input_ids", f"chosen_{kind}": kind}).pack(4)
+    assert batch["labels"].tolist() == (
+        [[-100, 7, -100, -100]] if kind == "attention_mask" else [[-100, -100, 7, -100]]
+    )
 
 
 def test_settings_that_cannot_be_are_refused() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 import brimful as bf
 from benchmarks.plan import sft
 from brimful.batching.batch import Batch
-from brimful.plan.budget import sample_costs
+from brimful.plan.costs import sample_costs
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
 from tests.shards import write

@@ -463,6 +463,10 @@ def test_the_order_is_that_of_the_algorithm() -> None:
             "30 samples of an optimizer step cannot be divided .*: give a multiple of 4",
         ),
         (lambda data: data.batch_by_tokens(64, micro_batches=0), "micro_batches must be at least 1 batch"),
+        (
+            lambda data: data.batch(64, micro_batches="as-needed"),
+            "micro_batches must be a number of batches, or 'as_needed' .got 'as-needed'",
+        ),
         (lambda data: data.pack(64, rows=3, micro_batches=2), "3 rows of an optimizer step cannot be divided"),
         (lambda data: data.batch(4, shuffle_batches="sorted"), "must be True, False or 'stratified' .got 'sorted'"),
     ],

@@ -164,6 +164,11 @@ def test_a_function_is_asked_once_over_an_index_and_kept_beside_a_store(tmp_path
     other = bf.from_store(tmp_path / "store", shuffle=True).batch(policy, **how, length_version="2")
     assert [ids(batch) for batch in other] == first
     assert sum(CALLS) == 2 * len(ROWS), "but for another version"
+    units = bf.from_store(tmp_path / "store").units("id").shuffle(9).batch(policy, **how, length_version="2")
+    assert sorted(number for batch in units for number in ids(batch)) == sorted(
+        number for own in first for number in own
+    )
+    assert sum(CALLS) == 2 * len(ROWS), "units are the same rows"
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -224,6 +229,14 @@ def test_bad_sizes_are_told_with_their_place() -> None:
         ({"length_column": []}, "length_column must name at least 1 column"),
         ({"length_column": ["a", "a"]}, "length_column names 'a' twice"),
         ({"length_column": "ms"}, "length_column names 'ms', and the limits are of input_ids, num_patches"),
+        (
+            {"length_version": "1"},
+            "length_version='1' is the version of functions in length_column, .* where there is no function",
+        ),
+        (
+            {"length_version": 1},
+            "length_version=1 is the version of functions in length_column, a text such as 'v1'",
+        ),
         ({"pad_to_multiple_of": 8}, "MultiBudget rounds its padded sizes itself"),
     ],
 )

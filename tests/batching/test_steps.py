@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from itertools import groupby, islice
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -155,6 +156,26 @@ def test_a_state_fits_the_same_ranks_inside_a_step_and_any_between_two() -> None
                     next(it)
 
 
+def test_each_rank_counts_its_own_labels_where_no_index_knows_those_of_all(tmp_path: Path) -> None:
+    rows = rows_of(Random(5))
+    shifted = [{**row, "shift_labels": row["labels"]} for row in rows]
+    for row in shifted:
+        del row["labels"]
+    bf.from_sequence(shifted).to_store(tmp_path / "store")
+    batches = made(bf.from_store(tmp_path / "store").shuffle(9), bf.TokenBudget(24), 6)
+    for ranks in (2, 3, 8):
+        of_ranks = [steps_of(batches.shard(rank, ranks)) for rank in range(ranks)]
+        for step in zip(*of_ranks, strict=True):
+            numbers = [number for own in step for part in own for number in ids_of(part)]
+            asked = [[label != -100 for label in rows[number]["labels"]] for number in numbers]
+            for own in step:
+                assert len({int(part["num_items_on_rank"]) for part in own}) == 1
+            assert sum(int(own[0]["num_items_on_rank"]) for own in step) == sum(map(sum, asked))
+            assert sum(int(own[0]["num_samples_on_rank"]) for own in step) == sum(map(any, asked))
+    bare = made(bf.from_sequence([{"input_ids": [1]}] * 9), 2, 3)
+    assert not any("num_items_on_rank" in batch for rank in range(4) for batch in bare.shard(rank, 4))
+
+
 ROWS = [{"id": number, "key": number // 3, "input_ids": [1, 2]} for number in range(12)]
 
 
@@ -166,8 +187,16 @@ MESSAGES: list[tuple[Callable[[], Any], str]] = [
     (lambda: data().batch(2, micro_batches="as_needed"), "micro_batches='as_needed' needs samples_per_step"),
     (lambda: data().batch(2, samples_per_step=6), "samples_per_step=6 goes with micro_batches='as_needed' (got 1)"),
     (lambda: made(data(), 2, 0), "samples_per_step must be at least 1 sample (got 0)"),
+    (
+        lambda: data().batch_by(2, key=len, samples_per_step=-2, micro_batches="as_needed"),
+        "samples_per_step must be at least 1 sample (got -2)",
+    ),
     (lambda: made(data(), bf.FixedSize(2), 6, window=8), "samples_per_step=6 the window is a step: leave window out (got 8)"),
     (lambda: data().units("key", within="step").batch(3), "units('key', within='step') keeps samples in one optimizer step"),
+    (
+        lambda: list(made(data(), 2, 6, collate_fn=list).shard(0, 2)),
+        "collate_fn returned a list, and shard(uneven='pad') marks a filler in a dict. Return a dict",
+    ),
     (lambda: made(data(), 2, 6).shard(0, 2, uneven="drop"), "uneven='drop' would leave out parts of a step"),
     (lambda: made(data(), 2, 6).loader(steps_per_epoch=3), "with samples_per_step an optimizer step has as many as it needs"),
     (
@@ -188,8 +217,9 @@ MESSAGES: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("make", "words"), MESSAGES, ids=range(len(MESSAGES)))
 def test_what_does_not_go_with_steps_of_samples_is_told(make: Callable[[], Any], words: str) -> None:
-    with pytest.raises((ValueError, bf.DataError), match=re.escape(words)):
+    with pytest.raises((ValueError, TypeError, bf.DataError), match=re.escape(words)) as found:
         make()
+    assert "uneven='drop'" not in str(found.value).removeprefix("uneven='drop'"), "it is refused"
 
 
 def test_pack_and_batch_by_make_steps_of_samples_too() -> None:

@@ -66,7 +66,7 @@ def test_values_keep_their_types() -> None:
     one, none, two = bf.from_sequence(rows).map(lambda sample: sample)
     assert [one["t"].dtype, two["t"].dtype] == ["int32", "int32"]
     assert [one["t"].tolist(), two["t"].tolist()] == [[1, 2], [3]]
-    assert [one["m"], two["m"]] == [[[1.0, 1.0]], [[1.0], [1.0]]]
+    assert [one["m"].tolist(), two["m"].tolist()] == [[[1.0, 1.0]], [[1.0], [1.0]]]
     assert {name: one[name] for name in "isyb"} == {"i": 1, "s": "é", "y": b"\x00", "b": True}
     assert set(none.values()) == {None}
 

@@ -137,6 +137,16 @@ def test_limits_that_allow_nothing_are_refused(how: dict[str, Any], words: str) 
         bf.MultiBudget(padded=16)  # type: ignore[arg-type]
 
 
+def test_a_limit_is_so_small_that_no_sum_of_sizes_wraps_around() -> None:
+    most = 1 << 40
+    with pytest.raises(
+        ValueError, match=r"total\['bytes'\] must be at most 1,099,511,627,776 \(got 1,099,511,627,777\)"
+    ):
+        bf.MultiBudget(total={"bytes": most + 1})
+    plan = bf.MultiBudget(padded={"a": 99}, total={"bytes": most}).plan({"a": [1] * 20, "bytes": [most] * 20})
+    assert len(plan) == 20
+
+
 def test_other_sizes_than_those_of_the_limits_are_refused() -> None:
     budget = bf.MultiBudget(padded={"a": 3}, total={"b": 3})
     with pytest.raises(ValueError, match="the sizes are a, c, and the limits are of a, b"):

@@ -299,7 +299,7 @@ REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ),
     (([5], 8, 0), {}, ValueError, "num_ranks must be at least 1 rank (got 0)"),
     (([5], 0, 1), {}, ValueError, "limits must be at least 1 token (got 0)"),
-    (([5], {}, 1), {}, ValueError, "steps needs at least 1 limit"),
+    (([5], {}, 1), {}, ValueError, "limits must be at least 1: limits=16_384"),
     (([5], 8, 1), {"multiple_of": 0}, ValueError, "multiple_of must be at least 1 micro batch (got 0)"),
     (([5], 8, 1), {"same_count": 1}, TypeError, "same_count must be True or False (got 1)"),
     (([5], 8, 1), {"units_within": "step"}, ValueError, "units_within must be one of micro_batch, rank (got 'step')"),

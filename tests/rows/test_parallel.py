@@ -220,8 +220,8 @@ def test_a_worker_that_is_killed_is_an_error_that_names_it(tmp_path: Path) -> No
     killer.join()
     assert time.monotonic() - began < 30, "it waits for what is dead"
     assert str(caught.value) == (
-        f"worker process {killed[0]} of map(wait) has died (killed by SIGKILL); if it was out of memory, use fewer max_workers, "
-        "with rows from sequence, row 0 on"
+        f"worker process {killed[0]} of map(wait) has died (killed by SIGKILL); if it was out of memory, use fewer "
+        "workers (max_workers=, num_workers=), with rows from sequence, row 0 on"
     )
 
 

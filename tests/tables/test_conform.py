@@ -221,8 +221,8 @@ CASES: Final = {
         values=[[[0.0, 0.0]]] * 2, told={"files": "list<item: double> here"},
     ),
     "arrays of another shape": Case(
-        TENSORS(np.zeros((1, 2, 2))), TENSORS(np.zeros((2, 1, 2))),
-        told={"files": "list<item: double> here"},
+        TENSORS(np.zeros((1, 2, 2))), TENSORS(np.zeros((2, 1, 2))), asked="bf.array_type('float64', (None, 2))",
+        told={"files": "list<item: double> here", "arrow": "an array of double of shape (1, 2) here; say its type in schema="},
     ),
 }  # fmt: skip
 

@@ -12,9 +12,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from brimful.arrays.columns import ColumnRules, ListColumn, WindowColumns, columns_of
+from brimful.arrays.columns import ColumnRules, ListColumn, WindowColumns, columns_of, refuse_taken
 from brimful.arrays.explained import remember
-from brimful.arrays.layout import Layout, refuse_taken
+from brimful.arrays.forms import ArrayColumn, NestedLists
+from brimful.arrays.layout import Layout
 from brimful.arrays.types import SIGNED
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.facts import with_batches
@@ -138,6 +139,7 @@ class Collated(Stage[Any]):
                     if batch.plan.static and batch.plan.pieces is None:
                         lists = [one for one in columns.all if isinstance(one, ListColumn)]
                         _warn_varying(one for one in lists if one.follows is None and _varies(one, own_lengths))
+                        _refuse_varying(columns)
                     if self.as_arrays:
                         made = TAKEN if batch.weight is None else (*RANK_KEYS, *TAKEN)
                         refuse_taken(made, [column.name for column in columns.all])
@@ -287,6 +289,16 @@ def _varies(column: ListColumn, lengths: dict[str, int]) -> bool:
     """Whether the lists of a column differ in length, those of earlier windows included: `lengths` keeps the first, by name."""
     counts = column.counts
     return bool(len(counts) and (counts != lengths.setdefault(column.name, int(counts[0]))).any())
+
+
+def _refuse_varying(columns: WindowColumns) -> None:
+    """Refuses arrays of which each batch would have another shape, where shapes are to be static."""
+    names = (one.name for one in columns.all if isinstance(one, ArrayColumn | NestedLists) and one.ragged)
+    if (name := next(names, None)) is not None:
+        raise DataError(
+            f"StaticShapes gives all batches few shapes, and column {name!r} has arrays of any size: each batch would have "
+            f"another shape. Make them of one shape (map), plan over them (length_column={name!r}), or drop the column"
+        )
 
 
 def _warn_varying(columns: Iterable[ListColumn]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from functools import partial
+from math import prod
+from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.arrays.end_to_end import Jagged, RaggedOnDevice
+from brimful.arrays.forms import MASK as MASK_END
+from brimful.arrays.forms import OFFSETS, SHAPES, ArrayColumn, Form, NestedLists
 from brimful.arrays.types import DTYPES, ColumnType, held_in, type_of
 from brimful.batching.batch import Batch
 from brimful.batching.labels import LabelsFollow, LossLabels, labels_of
@@ -19,6 +23,7 @@ from brimful.core.own_keys import LOSS_WEIGHTS, SUM_OF_WEIGHTS
 from brimful.index.index import RowSpans
 from brimful.plan.errors import DataError, one_of
 from brimful.plan.once import once, settings_of
+from brimful.tables.arrays import RaggedArrayType, Shape, kind_of, spans_of
 from brimful.tables.blocks import Block, with_origin
 from brimful.tables.objects import values_in
 from brimful.tables.origins import HIDDEN, where
@@ -32,20 +37,24 @@ from brimful.tables.ragged import (
     TOKENS,
     Gaps,
     Ragged,
+    any_part,
     array_of,
     distinct,
     gather,
     holding,
+    inner_shape,
     is_labels,
     is_list,
     is_ragged,
     list_array,
     numpy_of,
+    offsets_in,
     pad,
     prefix_of,
     ragged,
     trained_on,
 )
+from brimful.tables.schema import type_name
 from brimful.tables.texts import texts_in
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -72,6 +81,7 @@ class ColumnRules:
         packs: several samples lie in a row, from which tokens are left out that `attention_mask` hides: it goes with the tokens
             whether or not it is named.
         left_out: columns of text that was tokenized.
+        arrays: what batches have of arrays, by column; see `forms`.
         functions: those of the length columns that are no columns, but functions of the user's.
         stacks: the length columns are the sides of a sample, which lie below one another.
         weights, piece_length: see `LabelsFollow`.
@@ -82,6 +92,7 @@ class ColumnRules:
     pad_values: Mapping[str, float] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict, metadata={"runtime": True})
     explicit: tuple[str, ...] = field(default=(), metadata={"runtime": True})
+    arrays: Mapping[str, Form] = field(default_factory=dict, metadata={"runtime": True})
     packs: bool = field(default=False, metadata={"runtime": True})
     left_out: tuple[str, ...] = field(default=(), metadata={"runtime": True})
     functions: tuple[str, ...] = field(default=(), metadata={"runtime": True})
@@ -92,6 +103,8 @@ class ColumnRules:
     def __post_init__(self) -> None:
         for name, dtype in self.dtypes.items():
             one_of(f"dtypes[{name!r}]", dtype, *DTYPES)
+        for name, form in self.arrays.items():
+            one_of(f"arrays[{name!r}]", form, *get_args(Form))
         for name in self.token_columns or ():
             if name in self.length_columns:
                 raise ValueError(f"{name!r} is a length column; it cannot be one of token_columns too")
@@ -147,7 +160,7 @@ class ColumnRules:
         if not all(there):
             return ()
         names = enumerate(self.length_columns)
-        return tuple(number for number, name in names if name in fields and is_number_list(fields[name].type))
+        return tuple(number for number, name in names if name in fields and is_list_column(fields[name].type))
 
     @once
     def labels_follow(self) -> LabelsFollow:
@@ -163,7 +176,8 @@ class ColumnRules:
 
 @dataclass(frozen=True, eq=False)
 class ListColumn:
-    """A column of lists of numbers: sample i of the window has `values[starts[i] : starts[i] + counts[i]]`.
+    """A column of lists of numbers, or of arrays of one shape: sample i of the window has
+    `values[starts[i] : starts[i] + counts[i]]`, each of these with all dimensions of `values` but the first.
 
     Args:
         follows: the number of the length column that it is cut, padded and packed with; None: padded to its own longest.
@@ -180,7 +194,7 @@ class ListColumn:
     def padded(
         self, numbers: IntArray, sizes: IntArray, width: int, left: bool, at: Gaps | None = None
     ) -> NDArray[Any]:
-        """The first `sizes` values of some samples, padded: (len(numbers), width)."""
+        """The first `sizes` values of some samples, padded: (len(numbers), width, ...)."""
         starts = self.starts[numbers]
         if self.type.limits:
             self.type.check(self.name, gather(self.values, starts, sizes).values)
@@ -213,6 +227,11 @@ class ListColumn:
         flat, starts, counts = map(np.ascontiguousarray, (values, offsets[:-1], sizes))
         return RaggedOnDevice(flat, starts, counts, width, self.fill.item(), left, self.type)
 
+    def entries(self, numbers: IntArray, default: Form, left: bool = False) -> dict[str, Any]:
+        """The lists of some samples, padded to the longest of them."""
+        counts = self.counts[numbers]
+        return {self.name: self.padded(numbers, counts, max(1, int(counts.max())), left)}
+
     def jagged(self, numbers: IntArray, sizes: IntArray) -> Jagged:
         """The first `sizes` values of some samples end to end."""
         values, offsets = self.cut(numbers, 0, sizes)
@@ -222,9 +241,10 @@ class ListColumn:
     def spread(self, index: IntArray, gaps: IntArray) -> NDArray[Any]:
         """The values at `index`, which is changed, and padding in the gaps, in a type that just holds them."""
         index[gaps] = 0
-        found = self.values.take(index) if len(self.values) else np.zeros(index.shape, self.values.dtype)
+        shape = (len(index), *self.values.shape[1:])
+        found = self.values.take(index, axis=0) if len(self.values) else np.zeros(shape, self.values.dtype)
         if self.type.limits:
-            self.type.check(self.name, np.delete(found, gaps))
+            self.type.check(self.name, np.delete(found, gaps, axis=0))
         values = found.astype(held_in(found.dtype, self.fill, self.type.made), copy=False)
         values[gaps] = self.fill
         return values
@@ -237,9 +257,9 @@ class StackedColumn:
     name: str
     values: NDArray[Any]
 
-    def of(self, numbers: IntArray) -> NDArray[Any]:
+    def entries(self, numbers: IntArray, default: Form, left: bool = False) -> dict[str, Any]:
         """Those of some samples, (len(numbers), *shape)."""
-        return self.values[numbers]
+        return {self.name: self.values[numbers]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,9 +270,9 @@ class ObjectColumn:
     values: pa.Array
     rows: IntArray
 
-    def of(self, numbers: IntArray) -> list[Any]:
-        """Those of some samples."""
-        return values_in(self.values.take(pa.array(self.rows[numbers])))
+    def entries(self, numbers: IntArray, default: Form, left: bool = False) -> dict[str, Any]:
+        """Those of some samples, a list."""
+        return {self.name: values_in(self.values.take(pa.array(self.rows[numbers])))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,10 +288,23 @@ class WindowColumns:
     lengths: IntArray
     given: tuple[str, ...]
     at: tuple[int, ...]
-    all: tuple[ListColumn | StackedColumn | ObjectColumn, ...]
+    all: tuple[Column, ...]
     rules: ColumnRules
     labels: LossLabels | None
     _types: dict[tuple[str, np.dtype[Any]], ColumnType] = field(default_factory=dict)
+
+    def entries(self, column: Column, numbers: IntArray, default: Form, left: bool = False) -> dict[str, Any]:
+        """What a batch of some samples has of a column that is not cut with the tokens, by key, in the types that users want.
+
+        Raises:
+            DataError: a key beside the column's own has the name of another column, or of what else there is.
+        """
+        made = column.entries(numbers, default, left)
+        if len(made) > 1:
+            beside = {key: self.made(key, values) for key, values in made.items() if key != column.name}
+            refuse_taken(beside, (*(one.name for one in self.all), *MADE, *self.masks))
+            made |= beside
+        return made
 
     def sizes(self, batch: Batch) -> list[IntArray]:
         """How many values the samples, or pieces, of a batch keep, by length column."""
@@ -301,6 +334,8 @@ class WindowColumns:
             made = column.type.made
         elif isinstance(column, StackedColumn) and column.values.ndim > 1:
             made = column.values.dtype
+        elif isinstance(column, ArrayColumn | NestedLists):
+            made = column.type.made
         else:
             return False
         return not by_row or made.kind in "iu"
@@ -391,6 +426,9 @@ class WindowColumns:
         return ndim > 1
 
 
+Column: TypeAlias = ListColumn | StackedColumn | ArrayColumn | NestedLists | ObjectColumn
+
+
 def _classes(labels: Any) -> Any:
     """The values of labels, to be written to, where they are integers with a sign; else None. A function of the user's may make
     torch's."""
@@ -437,26 +475,34 @@ def _column(
     follows: int | None,
     as_arrays: bool,
     at: tuple[int, ...],
-) -> ListColumn | StackedColumn | ObjectColumn:
+) -> Column:
     name, kind = field.name, field.type
-    fixed = _shape_of(kind) is not None
-    if is_number_list(kind) and (follows is not None or (as_arrays and not fixed)):
+    form = rules.arrays.get(name) if as_arrays else None
+    if is_list_column(kind) and follows is not None:
+        if form not in (None, "pad"):
+            raise ValueError(
+                f"arrays names {name!r}, which goes with the tokens of {rules.length_columns[at[follows]]!r}: the layout says "
+                "how these lie. Leave it out of arrays="
+            )
         return _lists(window, field, rules, follows, at)
-    if as_arrays and fixed:
+    shape = _shape_of(kind)
+    if as_arrays and shape is not None and None not in shape and form in (None, "stack"):
         return _stacked(window, field, rules)
-    if as_arrays and _is_ragged_array(kind):
-        raise DataError(
-            f"column {name!r} holds arrays with a ragged dimension ({kind}; {where(window.block, int(window.rows[0]))}), and "
-            "batches do not serve them. Leave it out (drop, select), make lists of numbers or arrays of one shape of it (map), "
-            "or give a collate_fn"
-        )
+    if as_arrays and is_number_list(kind) and form is None and shape is not None and None in shape:
+        return _lists(window, field, rules, follows, at)
+    if as_arrays and shape:
+        return _arrays(window, field, rules, form, shape)
+    if form is not None:
+        raise ValueError(f"arrays names {name!r}, which holds no arrays ({type_name(kind)}); leave it out of arrays=")
     return ObjectColumn(name, window.block.column(name), window.rows)
 
 
 def _check_names(fields: Mapping[str, pa.Field], rules: ColumnRules) -> None:
-    if unknown := [name for name in rules.explicit if name not in fields and name not in (*MADE, *rules.masks)]:
+    beside = (name + end for name in fields for end in (MASK_END, OFFSETS, SHAPES))
+    known = {*fields, *MADE, *rules.masks, *beside}
+    if unknown := [name for name in rules.explicit if name not in known]:
         raise ValueError(
-            f"length_column, pad_values or dtypes name {unknown[0]!r}, but the columns are {', '.join(fields) or 'none'}"
+            f"length_column, pad_values, dtypes or arrays name {unknown[0]!r}, but the columns are {', '.join(fields) or 'none'}"
         )
 
 
@@ -464,7 +510,7 @@ def _check_token_columns(fields: Mapping[str, pa.Field], rules: ColumnRules) -> 
     for name in rules.token_columns or ():
         if name not in fields:
             raise ValueError(f"token_columns names {name!r}, but the columns are {', '.join(fields)}")
-        if not is_number_list(fields[name].type):
+        if not is_list_column(fields[name].type):
             raise ValueError(f"token_columns names {name!r}, which is no list of numbers ({fields[name].type})")
 
 
@@ -472,26 +518,36 @@ def _lists(
     window: PlanningWindow, field: pa.Field, rules: ColumnRules, follows: int | None, at: tuple[int, ...]
 ) -> ListColumn:
     name = field.name
-    values, starts, counts = _spans(window, field) if window.spans is None else window.spans[name]
+    values, starts, counts = _spans(window, field)
     if follows is not None:
         expected = window.lengths.reshape(len(window), -1)[:, at[follows]]
         differ = np.flatnonzero(counts != expected)
         if len(differ):
             raise _unequal(window, rules, name, at[follows], counts, expected, int(differ[0]))
     fill = fill_of(name, rules.pad_values)
-    kind = type_of(name, values.dtype, fill, rules.dtypes)
+    kind = type_of(name, values.dtype, fill, rules.dtypes, values.ndim > 1)
     return ListColumn(name, values, starts, counts, follows, kind.made.type(fill), kind)
 
 
 def _spans(window: PlanningWindow, field: pa.Field) -> RowSpans:
-    """The lists of a column, in the block of the window."""
-    name, block, rows = field.name, window.block, window.rows
-    if _has_null(block.column(name)) or pa.types.is_boolean(field.type.value_type):  # what takes a copy: of these alone
+    """The lists of a column."""
+    if window.spans is not None:
+        return window.spans[field.name]
+    name = field.name
+    block, rows = _own(window, name)
+    column = window.ragged(name) if block is window.block else ragged(block, name)
+    return RowSpans(column.values, *column.spans(rows))
+
+
+def _own(window: PlanningWindow, name: str) -> tuple[Block, IntArray]:
+    """A block with the samples of a window, without a null in a column, and which of its rows they are: the window's block, or,
+    where numpy needs a copy of the values, one of these samples alone."""
+    block, rows = window.block, window.rows
+    if _has_null(block.column(name)) or _has_truth_values(block.schema.field(name).type):
         block = block.select([name, *_hidden(block)]).take(array_of(rows))
         rows = np.arange(len(rows))
         _refuse_nulls(block, name)
-    column = window.ragged(name) if block is window.block else ragged(block, name)
-    return RowSpans(column.values, *column.spans(rows))
+    return block, rows
 
 
 def _unequal(
@@ -527,18 +583,62 @@ def _stacked(window: PlanningWindow, field: pa.Field, rules: ColumnRules) -> Sta
     own = window.block.select([name, *_hidden(window.block)]).take(array_of(window.rows))
     _refuse_nulls(own, name)
     array = own.column(name)
-    if isinstance(field.type, pa.FixedShapeTensorType):
+    if isinstance(field.type, pa.FixedShapeTensorType) and not _has_truth_values(field.type):
         values = array.to_numpy_ndarray()
     else:
         *_, flat = _levels(array)
         values = numpy_of(flat).reshape(len(array), *(_shape_of(field.type) or ()))
-    kind = type_of(name, values.dtype, 0, rules.dtypes)
+    is_tensor = isinstance(field.type, pa.FixedShapeTensorType)
+    kind = type_of(name, values.dtype, 0, rules.dtypes, is_tensor or values.ndim > 2)
     kind.check(name, values)
     return StackedColumn(name, kind.array(values))
 
 
+def _arrays(
+    window: PlanningWindow, field: pa.Field, rules: ColumnRules, form: Form | None, shape: Shape
+) -> ArrayColumn | NestedLists:
+    """Arrays that are not stacked, or whose form the user names."""
+    name, levels = field.name, []
+    flat = max((place + 1 for place, size in enumerate(shape) if size is None), default=1)
+    if is_list_column(field.type) and None in shape:
+        values, starts, counts = _spans(window, field)
+        shapes = counts[:, None]
+    elif isinstance(field.type, RaggedArrayType):
+        block, rows = _own(window, name)
+        found = spans_of(block.column(name))
+        shapes, starts = found.shapes[rows, :flat], found.starts[rows] // prod(size or 1 for size in shape[flat:])
+        values = numpy_of(found.values)
+    else:
+        stacked = window.block.select([name, *_hidden(window.block)]).take(array_of(window.rows))
+        _refuse_nulls(stacked, name)
+        *lists, last = _levels(stacked.column(name))
+        values = numpy_of(last)
+        if None in shape:
+            levels = [offsets_in(level) for level in lists if not pa.types.is_fixed_size_list(level.type)]
+            shapes = starts = np.zeros(0, np.int64)
+        else:
+            shapes = np.full((len(window), 1), shape[0])
+            starts = np.arange(len(window)) * (shape[0] or 0)
+    values = values.reshape(-1, *(size or 0 for size in shape[flat:])) if values.ndim == 1 else values
+    fill = fill_of(name, rules.pad_values)
+    is_tensor = isinstance(field.type, pa.FixedShapeTensorType)
+    kind = type_of(name, values.dtype, fill, rules.dtypes, is_tensor or len(shape) > 1)
+    made = kind.made.type(fill)
+    column = ArrayColumn(name, values, starts, shapes, shape, form, made, kind, partial(_place, window))
+    return NestedLists(tuple(levels), column) if levels else column
+
+
+def _place(window: PlanningWindow, number: int) -> str:
+    """Where a sample of a window comes from, in words."""
+    return where(window.block, int(window.rows[number]))
+
+
 def _hidden(block: pa.RecordBatch) -> list[str]:
     return [name for name in block.schema.names if name.startswith(HIDDEN)]
+
+
+def _has_truth_values(kind: pa.DataType) -> bool:
+    return any_part(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind, pa.types.is_boolean)
 
 
 def _has_null(array: pa.Array) -> bool:
@@ -549,11 +649,11 @@ def _levels(array: pa.Array) -> Iterator[pa.Array]:
     """A column, the values in its lists, those in theirs, down to what is no list."""
     array = array.storage if isinstance(array.type, pa.FixedShapeTensorType) else array
     yield array
-    while pa.types.is_fixed_size_list(array.type):
-        array = array.flatten()
+    if isinstance(array.type, RaggedArrayType):
+        yield spans_of(array).values
+    while is_list(array.type):
+        array = array.flatten() if pa.types.is_fixed_size_list(array.type) else array.values
         yield array
-    if is_list(array.type):
-        yield array.values
 
 
 def _refuse_nulls(block: pa.RecordBatch, name: str) -> None:
@@ -572,7 +672,8 @@ def _refuse_nulls(block: pa.RecordBatch, name: str) -> None:
 
 
 def _holds_null(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and any(map(_holds_null, value)))
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value is None or any(map(_holds_null, inside))
 
 
 def is_number_list(kind: pa.DataType) -> bool:
@@ -580,23 +681,20 @@ def is_number_list(kind: pa.DataType) -> bool:
     return is_ragged(kind) and (_is_number(kind.value_type) or pa.types.is_null(kind.value_type))
 
 
-def _is_ragged_array(kind: pa.DataType) -> bool:
-    """Whether a column is lists in lists of numbers: arrays of which some dimension has no fixed size."""
-    depth = 0
+def is_list_column(kind: pa.DataType) -> bool:
+    """Whether a column is lists of numbers, or of arrays of one shape."""
+    return is_number_list(kind) or bool(inner_shape(kind))
+
+
+def _shape_of(kind: pa.DataType) -> Shape | None:
+    """The shape of the arrays of a column by its type, () of numbers; None where they are no numbers."""
+    if (own := kind_of(kind)) is not None:
+        return own.shape
+    shape: list[int | None] = []
     while is_list(kind):
-        kind, depth = kind.value_type, depth + 1
-    return depth > 1 and _is_number(kind)
-
-
-def _shape_of(kind: pa.DataType) -> tuple[int, ...] | None:
-    """The shape that all values of a column have; None where they have none in common, or are no numbers."""
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return tuple(kind.shape)
-    shape = []
-    while pa.types.is_fixed_size_list(kind):
-        shape.append(kind.list_size)
+        shape.append(kind.list_size if pa.types.is_fixed_size_list(kind) else None)
         kind = kind.value_type
-    return tuple(shape) if _is_number(kind) else None
+    return tuple(shape) if _is_number(kind) or (shape == [None] and pa.types.is_null(kind)) else None
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -606,3 +704,11 @@ def _is_number(kind: pa.DataType) -> bool:
 def fill_of(name: str, pad_values: Mapping[str, float]) -> float:
     """What padding of a column holds: where neither the user nor the tokenizer says it, 0, and -100 in labels."""
     return pad_values.get(name, NOT_TRAINED_ON if is_labels(name) else 0)
+
+
+def refuse_taken(made: Iterable[str], columns: Container[str]) -> None:
+    """Refuses a column of the user's that has the name of something which is made."""
+    if clash := [name for name in made if name in columns]:
+        raise DataError(
+            f"there is a column {clash[0]!r}, and batches hold something of that name beside the columns; rename or drop it"
+        )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from brimful.arrays.columns import WindowColumns
+from brimful.arrays.columns import WindowColumns, refuse_taken
 from brimful.batching.batch import Batch, NumLabels
-from brimful.plan.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,3 @@ def put(out: MutableMapping[str, Any], **made: Any) -> None:
     """
     refuse_taken(made, out)
     out.update(made)
-
-
-def refuse_taken(made: Iterable[str], columns: Container[str]) -> None:
-    """Refuses a column of the user's that has the name of something which is made."""
-    if clash := [name for name in made if name in columns]:
-        raise DataError(
-            f"there is a column {clash[0]!r}, and batches hold something of that name beside the columns; rename or drop it"
-        )

@@ -41,7 +41,7 @@ class Nested(Layout):
         out: dict[str, Any] = {}
         for column in columns.all:
             if not isinstance(column, ListColumn):
-                out[column.name] = column.of(numbers)
+                out |= columns.entries(column, numbers, "concat")
                 continue
             made = column.jagged(numbers, column.counts[numbers] if column.follows is None else sizes[column.follows])
             if column.follows is not None:

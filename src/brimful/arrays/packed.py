@@ -9,8 +9,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.arrays.columns import ListColumn, WindowColumns
-from brimful.arrays.layout import Layout, refuse_taken
+from brimful.arrays.columns import ListColumn, WindowColumns, refuse_taken
+from brimful.arrays.forms import kinds_of
+from brimful.arrays.layout import Layout
 from brimful.arrays.types import ColumnType, held_in
 from brimful.batching.batch import Batch, NumLabels, PackedPieces, PlannedWindow
 from brimful.plan.errors import DataError
@@ -21,8 +22,10 @@ from brimful.tables.ragged import (
     MASK,
     NOT_TRAINED_ON,
     SHIFTED,
+    TOKENS,
     loss_labels,
     offsets_of,
+    prefix_of,
     runs,
 )
 
@@ -42,17 +45,16 @@ SEQ_IDX: Final = ColumnType("int32", np.dtype(np.int32), None)
 class PackedLayout(Layout):
     """Rows of samples end to end, with what keeps them apart.
 
-    Shapes, for R rows of L tokens with n segments (the samples or pieces, and the padding at the end of each row that has
-    some, or all of a row that is empty, so that a kernel leaves no slot undefined): each token column, `position_ids`
-    (restart at 0) and `segment_ids` (1, 2 ... in each row; 0: padding) (R, L) int64; `labels` likewise, those of the
-    column, or else of `shift_labels`, or else the tokens, -100 in padding and at the first token of each segment (of
-    `shift_labels` at the last one); `cu_seqlens` (n + 1,) int32 over
-    the R x L slots; `max_seqlen`, an int, rounded up to a multiple of 128 (each new value may compile anew); `lengths`,
-    `sample_numbers` (p,) int64 (rows of the data set, of a stream those of its window) and other columns: of the p
-    pieces, in order. An empty sample is a piece without a segment. The boundaries are there under the names of transformers'
-    flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k. `seq_idx` (R, L) int32 numbers the segments of
-    each row from 0, padding included: what kernels of convolutions and of state-space layers take (causal-conv1d, mamba-ssm),
-    and transformers' models hand on to them.
+    Shapes, for R rows of L tokens with n segments (the samples or pieces, and the padding at the end of each row that has some,
+    or all of a row that is empty, so that a kernel leaves no slot undefined): each token column, `position_ids` (restart at 0)
+    and `segment_ids` (1, 2 ... in each row; 0: padding) (R, L) int64; `labels` likewise, those of the column, or else of
+    `shift_labels`, or else the tokens (unless these are arrays, such as frames), -100 in padding and at the first token of each
+    segment (of `shift_labels` at the last one); `cu_seqlens` (n + 1,) int32 over the R x L slots; `max_seqlen`, an int, rounded
+    up to a multiple of 128 (each new value may compile anew); `lengths`, `sample_numbers` (p,) int64 (rows of the data set, of a
+    stream those of its window) and other columns: of the p pieces, in order. An empty sample is a piece without a segment. The
+    boundaries are there under the names of transformers' flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q,
+    max_length_k. `seq_idx` (R, L) int32 numbers the segments of each row from 0, padding included: what kernels of convolutions
+    and of state-space layers take (causal-conv1d, mamba-ssm), and transformers' models hand on to them.
     `column_kinds` says of each column by name whether it has a value for each of the "slots" or of the "pieces", so that a batch
     can be cut between samples.
     `use_cache` is False: those of transformers' causal models that tell samples apart by their positions do so only where they
@@ -77,13 +79,13 @@ class PackedLayout(Layout):
     def item(self, batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         rows = _rows_of(batch.plan, columns)
         out: dict[str, Any] = {}
+        kinds: dict[str, str] = {}
         for column in rows.others:
-            if isinstance(column, ListColumn):
-                counts = column.counts[batch.numbers]
-                out[column.name] = column.padded(batch.numbers, counts, max(1, int(counts.max())), left=False)
-            else:
-                out[column.name] = column.of(batch.numbers)
+            entries = columns.entries(column, batch.numbers, "concat")
+            kinds |= kinds_of(entries, column.name)
+            out |= entries
         rows.put(out, batch.place, batch.span)
+        out[COLUMN_KINDS] |= kinds
         return out
 
     def num_labels(self, known: NumLabels) -> int:
@@ -178,8 +180,7 @@ class _PackedRows:
         out["use_cache"] = False
         for name, values in self.of_pieces.items():
             out[name] = values[pieces].copy()
-        per_piece = (*(column.name for column in self.others), *self.of_pieces)
-        out[COLUMN_KINDS] = {**dict.fromkeys(per_piece, "pieces"), **dict.fromkeys(latest.made, "slots")}
+        out[COLUMN_KINDS] = {**dict.fromkeys(self.of_pieces, "pieces"), **dict.fromkeys(latest.made, "slots")}
 
     def _made(self, first: int) -> _Together:
         columns, last = self.columns, min(first + self._at_once, self._count)
@@ -201,10 +202,18 @@ class _PackedRows:
                 f"there is a column {SHIFTED!r}, which token_columns={list(columns.rules.token_columns or ())} does not name, so "
                 "a packed batch would have all of its tokens as labels. Name it there, or drop it"
             )
+        tokens_of = columns.given[0]
+        for kind in (LABELS, MASK):  # which packing would make by itself: of all tokens
+            if (name := prefix_of(tokens_of) + kind) in names and kind not in names:
+                raise DataError(
+                    f"there is a column {name!r}, and a batch packed by {tokens_of!r} would have all of its tokens as {kind}: "
+                    f"rename({{{tokens_of!r}: {TOKENS!r}, {name!r}: {kind!r}}}), and leave length_column out; or drop({name!r})"
+                )
         if SHIFTED in made:
             made[SHIFTED][0][starts + sizes - 1] = columns.fill(SHIFTED)
         ignored = columns.fill(LABELS)
-        if LABELS not in names:
+        is_array = made[columns.given[0]][0].ndim > 1  # of which no labels are made
+        if LABELS not in names and not is_array:
             tokens = np.roll(made[SHIFTED][0], 1) if SHIFTED in made else made[columns.given[0]][0]
             labels = tokens.astype(held_in(tokens.dtype, ignored, np.dtype(np.int64)))
             labels[gaps] = ignored
@@ -218,7 +227,8 @@ class _PackedRows:
         segment = {"position_ids": positions, "segment_ids": segment_ids}
         made |= {name: (values, columns.type_of(name, values)) for name, values in segment.items()}
         made["seq_idx"] = in_row, SEQ_IDX
-        return _Together(first, {name: (values.reshape(shape), kind) for name, (values, kind) in made.items()})
+        rows = {name: (values.reshape(*shape, *values.shape[1:]), kind) for name, (values, kind) in made.items()}
+        return _Together(first, rows)
 
 
 _ROWS: Final[WeakKeyDictionary[PlannedWindow, _PackedRows]] = WeakKeyDictionary()

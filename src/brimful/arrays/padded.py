@@ -9,6 +9,7 @@ import numpy as np
 
 from brimful.arrays.columns import ListColumn, WindowColumns
 from brimful.arrays.end_to_end import RaggedOnDevice
+from brimful.arrays.forms import Form
 from brimful.arrays.layout import Layout, put
 from brimful.batching.batch import Batch
 from brimful.tables.ragged import attention_mask, gaps
@@ -29,6 +30,7 @@ class Padded(Layout):
         left: the padding comes first.
         weighted: rows that fill a batch up to its static shape have weight 0.
         on_device: lists travel end to end, and are padded where they arrive (`RaggedOnDevice`).
+        arrays: the form of arrays with a ragged dimension of their own, where the user names none.
     Price: 3 to 6 ns a slot for int64 ids and mask, and 30 us a batch.
 
     >>> import brimful as bf
@@ -43,6 +45,7 @@ class Padded(Layout):
     left: bool = False
     weighted: bool = False
     on_device: bool = False
+    arrays: Form = "pad"
 
     def unpadded(self) -> Layout:
         return replace(self, on_device=True)
@@ -58,10 +61,10 @@ class Padded(Layout):
         out: dict[str, Any] = {}
         masks = columns.masks
         for column in columns.all:
-            if not isinstance(column, ListColumn):
-                out[column.name] = column.of(numbers)
+            place = column.follows if isinstance(column, ListColumn) else None
+            if not isinstance(column, ListColumn) or (place is None and not self.on_device):
+                out |= columns.entries(column, numbers, self.arrays, left)
                 continue
-            place = column.follows
             own = column.counts[numbers] if place is None else sizes[place]
             width = max(1, int(own.max())) if place is None else widths[place]
             if self.on_device and column.name not in masks:  # whose sum is wanted here

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.plan.errors import DataError
-from brimful.tables.ragged import holding
+from brimful.tables.ragged import holding, is_labels
 
 SIGNED: Final = ("int8", "int16", "int32", "int64")
 BFLOAT16: Final = "bfloat16"
@@ -59,13 +59,16 @@ class ColumnType(NamedTuple):
             )
 
 
-def type_of(name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str, str]) -> ColumnType:
+def type_of(name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str, str], keep: bool = False) -> ColumnType:
     """The type of a column's arrays: as asked for, else int64 for integers, else the column's own.
 
+    Args:
+        keep: integers keep their own, but for labels: arrays such as images would take eight times the memory.
     Raises:
         ValueError: the type does not hold the pad value, or the fractions of the column.
     """
-    plain = source.name if source.kind == "f" or (source.kind == "b" and fill in (0, 1)) else "int64"
+    keeps = source.kind == "f" or (source.kind == "b" and fill in (0, 1)) or (keep and not is_labels(name))
+    plain = source.name if keeps else "int64"
     wanted = dtypes.get(name, plain)
     made = np.dtype("float32" if wanted == BFLOAT16 else wanted)
     limits: tuple[float, float] | None = None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.core.stage import END, State
 from brimful.plan import random
-from brimful.plan.budget import SampleCost, sample_costs
+from brimful.plan.costs import SampleCost, sample_costs
 from brimful.plan.dealing import part_sums
 from brimful.plan.once import once
 from brimful.plan.plan import widths

@@ -15,12 +15,14 @@ from brimful.batching.window import IntArray, PlanningWindow
 from brimful.index.index import has_null
 from brimful.plan.dealing import part_sums
 from brimful.plan.overlong import split_long
+from brimful.tables.arrays import kind_of
 from brimful.tables.ragged import (
     LABELS,
     NOT_TRAINED_ON,
     SHIFTED,
     TOKENS,
     gather,
+    inner_shape,
     is_list,
     loss_labels,
     numpy_of,
@@ -91,10 +93,12 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> LossLabel
         return LossLabels(follow.lengths[0], "sample")
     name = loss_labels(schema.names)
     if name is None:
-        return LossLabels(follow.lengths[0], "token", 0) if packs else None
+        tokens = follow.lengths[0]
+        of_arrays = tokens in schema.names and inner_shape(schema.field(tokens).type)
+        return LossLabels(tokens, "token", 0) if packs and not of_arrays else None
     kind, depth = schema.field(name).type, 0
-    if isinstance(kind, pa.ExtensionType):  # arrays of one shape, which is not that of their storage
-        kind, depth = kind.storage_type, 1
+    if (arrays := kind_of(kind)) is not None:
+        kind, depth = arrays.value_type, 2
     while is_list(kind):
         kind, depth = kind.value_type, depth + 1
     follows = follow.shifted if name == SHIFTED else follow.labels

@@ -11,7 +11,7 @@ from brimful.batching.batch import PlannedWindow
 from brimful.core.counters import count
 from brimful.core.stage import StreamId
 from brimful.plan import random
-from brimful.plan.budget import SampleCost
+from brimful.plan.costs import SampleCost
 from brimful.plan.dealing import deal_greedily
 from brimful.plan.mix import low_discrepancy_order
 

@@ -16,9 +16,10 @@ from brimful.batching.window import PlanningWindow
 from brimful.core.counters import count
 from brimful.core.header import described
 from brimful.core.stage import not_in_state
-from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, random
+from brimful.plan import Overlong, OverlongError, Packed, Plan, Policy, random
 from brimful.plan.buckets import Rounding
-from brimful.plan.budget import divided, sample_costs, share
+from brimful.plan.budget import divided, share
+from brimful.plan.costs import sample_costs
 from brimful.plan.dealing import deal_greedily, part_sums
 from brimful.plan.errors import DataError, one_of
 from brimful.plan.overlong import plan_with, split_long
@@ -146,7 +147,7 @@ class ByPolicy(BatchPlanner):
 
     @property
     def first_rows(self) -> int:
-        return self.policy.n if isinstance(self.policy, FixedSize) and not self.policy.sort else 0
+        return 0 if getattr(self.policy, "sort", True) else self.policy.full_size  # type: ignore[attr-defined]
 
     @property
     def in_turn(self) -> bool:
@@ -205,7 +206,7 @@ class ByPolicy(BatchPlanner):
     def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, or units stay together, all but the last cut of the epoch."""
         policy = self.policy if batches.window.units is None else None
-        return _full(batches, policy.n if isinstance(policy, FixedSize) else None, last)
+        return _full(batches, getattr(policy, "full_size", None), last)
 
 
 @dataclass(frozen=True)
@@ -410,7 +411,10 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: i
             words = error.located(where(own.block, int(own.rows[0])))
         share = f" (each of the {parts} micro_batches of a step has an equal share)" if parts > 1 else ""
         share += f" (each of the {sides} sides has an equal share of the budget)" if sides > 1 else ""
-        ways = "'truncate' or 'drop'" if overlong in ("raise", "alone") else "'drop'"
+        # what is refused for something else than its one length does not fit when it is cut
+        longest = policy.max_length or error.max_length
+        cuts = overlong != "truncate" and lengths.ndim == 1 and longest is not None and error.length > longest
+        ways = "'truncate' or 'drop'" if cuts else "'drop'"
         raise DataError(f"{words}{share}; or set overlong={ways} for such samples") from error
     tokens = counts.pop("dropped_tokens")
     if lengths is not window.lengths:

@@ -24,7 +24,7 @@ from brimful.core.repeat import EmptyEpochGuard
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, StreamId, not_in_state, running
 from brimful.plan import random
-from brimful.plan.budget import SampleCost
+from brimful.plan.costs import SampleCost
 from brimful.plan.errors import StateError, check_bool, check_count, logger
 from brimful.tables.describe import written
 from brimful.tables.origins import where

@@ -9,15 +9,17 @@ from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.header import described
 from brimful.core.terminal import watched
 from brimful.index.index import Index
 from brimful.plan.errors import DataError, StageError, logger, name_of
+from brimful.tables.arrays import RaggedArrayType, spans_of
 from brimful.tables.blocks import Block, visible
 from brimful.tables.origins import where
-from brimful.tables.ragged import TOKENS, array_of, is_number, token_counts
+from brimful.tables.ragged import TOKENS, array_of, is_number, refuse_nulls, token_counts
 
 IntArray: TypeAlias = NDArray[np.int64]
 Size: TypeAlias = str | Callable[[Any], ArrayLike]
@@ -64,10 +66,10 @@ def named_sizes(names: Sequence[str], given: Sequence[Size]) -> tuple[Size, ...]
 
 def sizes_in(block: Block, sizes: Sequence[Size], required: bool) -> IntArray:
     """The sizes of the rows of a block, int64 (n,) or (n, d); zeros where columns are absent and not required."""
-    columns = [one for one in sizes if isinstance(one, str)]
+    columns = [one for one in sizes if isinstance(one, str) and not _is_array(block.schema, one)]
     if len(columns) == len(sizes):
         return token_counts(block, columns, required)
-    found = [token_counts(block, [one], required) if isinstance(one, str) else _asked(one, block) for one in sizes]
+    found = [token_counts(block, [one], required) if one in columns else _asked(one, block) for one in sizes]
     return found[0] if len(found) == 1 else np.stack(found, axis=1)
 
 
@@ -99,17 +101,24 @@ def sizes_at(
         if not isinstance(one, str) or one_by_one:
             return _whole(rows, one, version)[numbers]
         block, places = rows.only([one]).locate(numbers)
-        return token_counts(block.take(array_of(places)), [one], required)
+        return sizes_in(block.take(array_of(places)), [one], required)
 
     found = [*map(of, sizes)]
     return found[0] if len(found) == 1 else np.stack(found, axis=1)
 
 
 def _is_number(index: Index, name: str) -> bool:
-    """Whether a column holds numbers. Of tokens, and of lists whose lengths are known, no file is opened for it."""
+    """Whether rows say the size: a number, or the shape of an array. Of tokens, and of lists whose lengths are known, no file is
+    opened for it."""
     if name == TOKENS or name in index.list_columns or not len(index):
         return False
-    return name in index.schema.names and is_number(index.schema.field(name).type)
+    schema = index.schema
+    return name in schema.names and (is_number(schema.field(name).type) or _is_array(schema, name))
+
+
+def _is_array(schema: pa.Schema, name: str) -> bool:
+    """Whether a column holds arrays that are no lists: of a fixed shape, or with several ragged dimensions."""
+    return name in schema.names and isinstance(schema.field(name).type, pa.FixedShapeTensorType | RaggedArrayType)
 
 
 _WHOLE: Final[WeakKeyDictionary[Index, dict[Size, IntArray]]] = WeakKeyDictionary()
@@ -140,14 +149,17 @@ def _read(index: Index, size: Size, working: Callable[[], None]) -> IntArray:
     return np.concatenate(found)
 
 
-def _asked(fn: Callable[[Any], ArrayLike], block: Block) -> IntArray:
-    """What a function says of a block.
+def _asked(fn: Size, block: Block) -> IntArray:
+    """What a function says of a block; of a column of arrays, the length of their first dimension.
 
     Raises:
         StageError: it fails; DataError: it says something else than a whole number, 0 or more, of each row.
     """
     if not block.num_rows:
         return np.zeros(0, np.int64)
+    if isinstance(fn, str):
+        refuse_nulls(block, fn)
+        return spans_of(block.column(fn)).shapes[:, 0]
     try:
         said = np.asarray(fn(visible(block)))
     except Exception as error:

@@ -28,11 +28,14 @@ class Steps(Stage[Batch]):
     """
 
     verb = ""
-    label = "shard"
 
     upstream: PlannedWindows
     samples_per_step: int = not_in_state()
     ranks: Ranks | None = not_in_state(None)
+
+    @property
+    def label(self) -> str:
+        return "" if self.ranks is None else "shard"
 
     def facts(self, *inputs: Facts) -> Facts:
         one = inputs[0]
@@ -104,12 +107,15 @@ class Steps(Stage[Batch]):
                 own = own.fetching_only_own_rows() if ranks > 1 else own
                 each = self._labels(planned, ranks)
                 labels = step_labels([so_far, *each])
+                here = self._here(planned, own) if ranks > 1 and None in each else None
                 for turn, done in enumerate(range(0, count, ranks)):
                     end = min(done + ranks, count)
                     batch = Batch(own, turn, 1.0) if turn < len(own) else filler(Batch(planned, count - 1))
                     batch = fetch_only_own_rows(batch) if known.one_by_one or turn >= len(own) else batch
                     so_far = step_labels([so_far, *each[done:end]])
-                    made = replace(batch, num_ranks=num_ranks, num_labels=labels, ends_step=end == count)
+                    made = replace(
+                        batch, num_ranks=num_ranks, num_labels=labels, num_labels_here=here, ends_step=end == count
+                    )
                     after = planned.handed_on(end)
                     inside = {"step": {"ranks": ranks, "labels": so_far and [*so_far]}, "after": after}
                     yield made, after if end == count else inside
@@ -122,3 +128,9 @@ class Steps(Stage[Batch]):
         if ranks > 1:
             return [*known]
         return [one or read(Batch(planned, place), follow) for place, one in enumerate(known)]
+
+    def _here(self, planned: PlannedWindow, own: PlannedWindow) -> NumLabels | None:
+        """Those of this rank's parts, as their rows have them; a filler says whether there are any to count."""
+        parts = [Batch(own, place) for place in range(len(own))]
+        parts = parts or [fetch_only_own_rows(filler(Batch(planned, len(planned) - 1)))]
+        return step_labels([read(one, self.upstream.labels_follow) for one in parts])

@@ -195,7 +195,11 @@ class Child:
     def _died(self) -> str:
         code = self._process.wait()
         how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        hint = "; if it was out of memory, use fewer max_workers" if code == -signal.SIGKILL else ""
+        hint = (
+            "; if it was out of memory, use fewer workers (max_workers=, num_workers=)"
+            if code == -signal.SIGKILL
+            else ""
+        )
         return f"worker process {self._process.pid} of {self._name} has died ({how}){hint}"
 
 

@@ -21,7 +21,7 @@ from brimful.tables.ragged import (
     Ragged,
     array_of,
     is_list,
-    is_ragged,
+    is_lists,
     numpy_of,
     ragged,
     trained_on,
@@ -85,7 +85,7 @@ class Index(ABC):
 
     @property
     def list_columns(self) -> Sequence[str]:
-        """The lists of numbers of which all lengths are known, as none is null."""
+        """The lists of numbers, or of arrays, of which all lengths are known, as none is null."""
         return ()
 
     def only(self, columns: Sequence[str]) -> Index:
@@ -232,7 +232,7 @@ class BlockIndex(DataIndex):
 
     @once
     def list_columns(self) -> Sequence[str]:
-        lists = [field.name for field in self.schema if is_ragged(field.type)]
+        lists = [field.name for field in self.schema if is_lists(field.type)]
         return [name for name in lists if not has_null(self.block[name])]
 
     def num_labels_at(self, numbers: NDArray[np.int64], column: str = LABELS) -> NDArray[np.int64] | None:

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from math import prod
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from brimful.plan.errors import DataError, StateError
 from brimful.plan.once import once
 from brimful.rows.columns import Choice
 from brimful.tables.blocks import UNIT, Block
-from brimful.tables.ragged import EMPTY, array_of, with_column
+from brimful.tables.ragged import EMPTY, array_of, inner_shape, with_column
 from brimful.tables.units import EPOCH_BITS, begins_unit
 
 RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]
@@ -183,7 +184,8 @@ class Indexed(Stage[Block]):
         """
         values = np.zeros(len(numbers), dtype=np.int64)
         for name in self.index.list_columns:
-            values += self.index.lengths_at(numbers, (name,), required=False)
+            each = prod(inner_shape(self.index.schema.field(name).type))
+            values += each * self.index.lengths_at(numbers, (name,), required=False)
         return max(1, int(np.searchsorted(np.cumsum(values), 4 * BLOCK_BYTES, side="right")))
 
 

@@ -18,7 +18,7 @@ from brimful.plan.errors import DataError, StageError, integer, logger, name_of
 from brimful.plan.once import once
 from brimful.tables.blocks import Block, Sample, as_sample
 from brimful.tables.origins import HIDDEN, ORIGIN, origins
-from brimful.tables.ragged import REMEDIES, is_ragged, with_column
+from brimful.tables.ragged import REMEDIES, is_lists, with_column
 from brimful.tables.schema import OF_RESULTS, MisfitError, conform_rows, first_rows, infer
 
 SAMPLE: Final = "sample"
@@ -184,7 +184,7 @@ class MapStyleIndex(DataIndex):
         """Whether the lengths of these columns are those of the samples, measured: not where nothing is planned by them."""
         if required and (self.collate_fn is not None or self.length_of is not None):
             return True
-        lists = {field.name for field in self.schema if is_ragged(field.type)} if self.collate_fn is None else set()
+        lists = {field.name for field in self.schema if is_lists(field.type)} if self.collate_fn is None else set()
         return bool(columns) and set(columns) <= lists
 
     @once
@@ -204,7 +204,7 @@ class MapStyleIndex(DataIndex):
                 continue
             named += 1
             for name, value in sample.items():
-                if (size := _size(value)) is not None and not isinstance(value, str | bytes):
+                if (size := _size(value, self.collate_fn is None)) is not None and not isinstance(value, str | bytes):
                     by_column.setdefault(name, np.full(len(self), _NONE, np.int32))[number] = size
         if named and named < len(self):
             raise DataError(f"some samples of {self.name} are dicts and some are not: give lengths= to from_dataset")
@@ -251,7 +251,7 @@ class MapStyleIndex(DataIndex):
         return lengths
 
     def _missing(self, columns: Sequence[str]) -> DataError:
-        lists = [field.name for field in self.schema if is_ragged(field.type)]
+        lists = [field.name for field in self.schema if is_lists(field.type)]
         if self.collate_fn is not None:
             lists = list(self._lengths)
         missing = next((name for name in columns if name not in lists), "")
@@ -363,9 +363,9 @@ def _first(sample: Any) -> Any:
     return sample[0] if isinstance(sample, tuple) and sample else sample
 
 
-def _size(value: Any) -> int | None:
-    """The length of a list, a text, or an array of one dimension; None of anything else."""
+def _size(value: Any, of_frames: bool = False) -> int | None:
+    """The length of a list, a text, or an array of one dimension, or `of_frames`, of any; None of anything else."""
     if isinstance(value, list | str | bytes):
         return len(value)
     shape: Any = getattr(value, "shape", ())
-    return int(shape[0]) if len(shape) == 1 else None
+    return int(shape[0]) if len(shape) == 1 or (shape and of_frames) else None

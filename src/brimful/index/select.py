@@ -28,6 +28,7 @@ from brimful.rows.functions import tried
 from brimful.rows.parallel import SERIAL, Parallel
 from brimful.tables.blocks import Block, samples
 from brimful.tables.hashes import Side, Split
+from brimful.tables.units import refuse_split
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,9 @@ class SplitMask:
             found = [*map(self.split.valid, base.blocks())]
         except KeyError:  # there is no such column: with all of them the error says which there are
             found = [*map(self.split.valid, self.base.blocks())]
-        return np.concatenate([np.zeros(0, dtype=bool), *found])
+        valid = np.concatenate([np.zeros(0, dtype=bool), *found])
+        refuse_split(valid, self.base.units_at(np.arange(len(valid))), key)
+        return valid
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from brimful.tables.ragged import (
     has_fixed_bytes,
     has_offsets,
     is_list,
-    is_ragged,
+    is_lists,
     null_in,
     numpy_of,
     offsets_of,
@@ -89,7 +89,7 @@ class TableIndex(DataIndex):
             return np.zeros(0, dtype=np.int64)
 
         def counts(column: str) -> NDArray[np.int32]:
-            if not (column in self.schema.names and is_ragged(self.schema.field(column).type)):
+            if not (column in self.schema.names and is_lists(self.schema.field(column).type)):
                 ragged(self.take(numbers[:1]), column)  # says what is wrong, and where
             found = self._counts(column)[self._rows(numbers)]
             if len(bad := np.flatnonzero(found == _NULL)):
@@ -110,7 +110,7 @@ class TableIndex(DataIndex):
 
     @once
     def list_columns(self) -> Sequence[str]:
-        lists = [field.name for field in self.schema if is_ragged(field.type)]
+        lists = [field.name for field in self.schema if is_lists(field.type)]
         every = self._rows(np.arange(len(self)))
         return [name for name in lists if (self._counts(name)[every] != _NULL).all()]
 

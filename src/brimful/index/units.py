@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -55,6 +55,9 @@ class UnitIndex(View):
 
     def only(self, columns: Sequence[str]) -> Index:
         return self.base.only(columns)
+
+    def kept_sizes(self, name: str, ask: Callable[[Callable[[], None]], NDArray[np.int64]]) -> NDArray[np.int64]:
+        return self.base.kept_sizes(name, ask)
 
 
 @dataclass(frozen=True)

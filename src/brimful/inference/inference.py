@@ -36,7 +36,7 @@ from brimful.loader import Loader
 from brimful.oom.exhaustion import GuardStats
 from brimful.oom.generation import OomSafe, owning, rows_of
 from brimful.oom.parts import splittable
-from brimful.plan import FixedSize, OverlongError, Packed, Policy
+from brimful.plan import FixedSize, OverlongError, Policy
 from brimful.plan.errors import (
     DataError,
     StateError,
@@ -248,7 +248,7 @@ def map_batches_in_order(
 
 
 def _policy(policy: Policy | int) -> Policy:
-    if isinstance(policy, Packed) or not (is_policy(policy) or hasattr(policy, "__index__")):
+    if hasattr(policy, "row_length") or not (is_policy(policy) or hasattr(policy, "__index__")):
         raise TypeError(
             f"map_batches_in_order takes a policy of padded batches, or a number of samples (got {policy!r})"
         )

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from brimful.plan import AttentionCost, OverlongError, balance, micro_batches, steps
-from brimful.plan.budget import sample_costs
+from brimful.plan.costs import sample_costs
 from brimful.plan.errors import check_bool, integer, logger
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, one_length

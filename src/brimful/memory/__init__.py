@@ -12,6 +12,7 @@ from brimful.memory.model import MemoryModel
 from brimful.memory.peaks import Peaks, largest_batches, spread_shapes
 
 if TYPE_CHECKING:
+    from brimful.memory.budget import FittedBudget, fit_budget
     from brimful.memory.dataloader import DynamicBatchDataLoader
     from brimful.memory.device import meter_on, probe
     from brimful.memory.fake import estimate, estimator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from brimful.oom.guard import OomGuard, oom_guard
 
 _MODULES: Final = {
+    "memory.budget": ("FittedBudget", "fit_budget"),
     "memory.dataloader": ("DynamicBatchDataLoader",),
     "memory.device": ("meter_on", "probe"),
     "memory.fake": ("estimate", "estimator"),
@@ -30,12 +32,14 @@ _MODULES: Final = {
 
 __all__ = [
     "DynamicBatchDataLoader",
+    "FittedBudget",
     "MemoryModel",
     "OomGuard",
     "Peaks",
     "SimulatedOOM",
     "estimate",
     "estimator",
+    "fit_budget",
     "largest_batches",
     "meter_on",
     "oom_guard",

@@ -130,17 +130,27 @@ def largest_batches(
         [226, 56]
     """
     limit, most = positive("limit_bytes", limit_bytes), integer("max_batch_size", max_batch_size, 1, "sample")
-    return [_largest(lambda batch: meter(batch, length), limit, most) for length in lengths]  # noqa: B023  # called at once
+    return [largest_batch(lambda batch: meter(batch, length), limit, most) for length in lengths]  # noqa: B023  # called at once
 
 
-def _largest(peak: Callable[[int], float], limit: float, most: int) -> int:
-    below, low = (0, 0.0), (0, 0.0)  # the two largest batches that are known to fit, and their peaks
+def largest_batch(
+    peak: Callable[[int], float],
+    limit: float,
+    most: int,
+    *,
+    guess: int = 1,
+    probes: float = inf,
+    known: float = 0.0,
+) -> int:
+    """The largest batch of at most `most` samples whose peak is within the limit, see `largest_batches`; after so many probes the
+    largest one that was found to be. The first one measured is of `guess` samples. `known` is the peak of one sample, or 0."""
+    below, low = (int(known > 0), known), (0, 0.0)  # the two largest batches that are known to fit, and their peaks
     high = (most + 1, inf)
-    guess, tries = 1, 0
-    while low[0] + 1 < high[0]:
-        found = guess, peak(guess)
+    tries = 0
+    while low[0] + 1 < high[0] and probes > 0:
+        found, probes = (guess, peak(guess)), probes - 1
         if found[1] <= limit:
-            below, low = low, found
+            below, low = low if low[0] else below, found
         else:
             high = found
         if not low[0]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from brimful.arrays.forms import OFFSETS
 from brimful.core.own_keys import NUM_SIDES
 from brimful.plan.once import once
 from brimful.tables.ragged import COLUMN_KINDS, TOKEN_COLUMNS
@@ -34,6 +35,7 @@ def splittable(batch: Any) -> SplittableBatch:
     - A mapping with `cu_seqlens` (or `cu_seq_lens_q`) holds packed rows: they are cut between rows, then between the samples of
       a row, which becomes two shorter ones. `column_kinds`, which `pack` adds, says whether a column has a value for each of the
       "slots", "pieces" (samples, or parts of them) or "rows". Of other columns the shape says it, where it fits one kind.
+    - Arrays end to end, `NAME` and `NAME_offsets` (samples + 1,) as `arrays={"NAME": "concat"}` makes them, are cut between them.
     - A list holds samples; so does a tensor, and any object that has a length and can be sliced.
 
     Raises:
@@ -59,6 +61,7 @@ def splittable(batch: Any) -> SplittableBatch:
                 f"packed rows ({COLUMN_KINDS}) are split by their {BOUNDS[0]}, and the batch has none; keep them in it, and take "
                 "them out in the step"
             )
+        batch = _with_runs(batch)
         return ColumnBatch(batch) if bounds is None else PackedBatch(batch, bounds)
     if isinstance(batch, list) and _either(batch):
         raise ValueError(
@@ -128,7 +131,8 @@ class ColumnBatch:
         return tuple(
             max(map(_extent, value), default=0)
             for _, value in self._columns
-            if not isinstance(value, torch.Tensor | np.ndarray) and all(hasattr(row, "__len__") for row in value)
+            if not isinstance(value, torch.Tensor | np.ndarray | _Runs)
+            and all(hasattr(row, "__len__") for row in value)
         )
 
     def parts(self, count: int) -> list[Any]:
@@ -142,7 +146,8 @@ class ColumnBatch:
 
     def _part(self, first: int, last: int) -> Any:
         shared: dict[int, torch.Tensor] = {}
-        return mapped(self.batch, lambda value: _rows(value, first, last, shared) if _has_rows(value) else value)
+        part = mapped(self.batch, lambda value: _rows(value, first, last, shared) if _has_rows(value) else value)
+        return _without_runs(part)
 
     @once
     def _columns(self) -> list[tuple[str, Any]]:
@@ -227,7 +232,7 @@ class PackedBatch:
         ids = part["segment_ids"]
         if begin:
             part["segment_ids"] = torch.where(ids > 0, ids - (ids[0, 0] - 1), ids)
-        return part
+        return dict(_without_runs(part))
 
     @once
     def _kinds(self) -> dict[str, str]:
@@ -244,6 +249,8 @@ class PackedBatch:
         fits = {"slots": shape[:2] == tuple(ids), "pieces": shape[0] == self._pieces, "rows": shape[0] == ids[0]}
         fitting = [kind for kind, does in fits.items() if does]
         said = self.batch.get(COLUMN_KINDS, {}).get(name)
+        if isinstance(value, _Runs) and "pieces" in fitting:
+            return "pieces"
         if said is not None and said not in fitting:
             raise self._error(
                 f"{COLUMN_KINDS} says that {name!r} has a value for each of the {said}, and its shape is {shape}. Say slots, "
@@ -300,6 +307,52 @@ class PackedBatch:
         count = len(self._real)
         rows = np.arange(count) if lengths is None else np.flatnonzero(torch.as_tensor(lengths).cpu().numpy())[:count]
         return np.append(rows, self._pieces)
+
+
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """Arrays of several samples end to end: those of sample i are `values[offsets[i] : offsets[i + 1]]`."""
+
+    values: Any
+    offsets: Any
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, some: slice) -> _Runs:
+        first, last, _ = some.indices(len(self))
+        offsets = self.offsets[first : last + 1]
+        begin, end = int(offsets[0]), int(offsets[-1])
+        return _Runs(self.values[begin:end], offsets - begin)
+
+
+def _with_runs(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A batch with one value for each two that hold arrays end to end."""
+    pairs = [name for name in batch if isinstance(name, str) and _are_runs(batch[name], batch.get(name + OFFSETS))]
+    if not pairs:
+        return batch
+    runs = {name: _Runs(batch[name], batch[name + OFFSETS]) for name in pairs}
+    return {
+        name: runs.get(name, value)
+        for name, value in batch.items()
+        if name.removesuffix(OFFSETS) not in pairs or name in pairs
+    }
+
+
+def _are_runs(values: Any, offsets: Any) -> bool:
+    if not isinstance(offsets, torch.Tensor | np.ndarray) or not isinstance(values, torch.Tensor | np.ndarray):
+        return False
+    is_offsets = offsets.ndim == 1 and len(offsets) > 0 and values.ndim > 0
+    return is_offsets and int(offsets[0]) == 0 and int(offsets[-1]) == len(values)
+
+
+def _without_runs(part: Any) -> Any:
+    if not isinstance(part, Mapping) or not any(isinstance(value, _Runs) for value in part.values()):
+        return part
+    out: dict[str, Any] = {}
+    for name, value in part.items():
+        out |= {name: value.values, name + OFFSETS: value.offsets} if isinstance(value, _Runs) else {name: value}
+    return out
 
 
 def even(size: int, count: int) -> list[int]:

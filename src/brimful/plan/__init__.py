@@ -1,15 +1,18 @@
 """Which samples make up which batch, decided on integers alone: lengths in, sample numbers and shapes out."""
 
-from brimful.plan.balancing import balance, micro_batches
-from brimful.plan.buckets import optimal_buckets, uniform_buckets
-from brimful.plan.budget import AttentionCost, CostBudget, FixedSize, StaticShapes, TokenBudget
-from brimful.plan.groups import balanced_thresholds, find_thresholds, optimal_partition
-from brimful.plan.memory import MemoryBudget, PeakModel
-from brimful.plan.multi import MultiBudget
-from brimful.plan.overlong import Overlong, OverlongError
-from brimful.plan.pack import Packed
-from brimful.plan.plan import Plan, Policy, as_lengths
-from brimful.plan.steps import Steps, steps
+from .arriving import Planner
+from .balancing import balance, micro_batches
+from .buckets import optimal_buckets, uniform_buckets
+from .budget import CostBudget, FixedSize, StaticShapes, TokenBudget
+from .costs import AttentionCost
+from .errors import OverlongError
+from .groups import balanced_thresholds, find_thresholds, optimal_partition
+from .memory import MemoryBudget, PeakModel
+from .multi import MultiBudget
+from .overlong import Overlong
+from .pack import Packed
+from .plan import Plan, Policy, as_lengths
+from .steps import Steps, steps
 
 __all__ = [
     "AttentionCost",
@@ -22,6 +25,7 @@ __all__ = [
     "Packed",
     "PeakModel",
     "Plan",
+    "Planner",
     "Policy",
     "StaticShapes",
     "Steps",

@@ -8,14 +8,14 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brimful.plan.buckets import check_rising
-from brimful.plan.budget import SampleCost, sample_costs
-from brimful.plan.cut import cut_at, longest_first
-from brimful.plan.dealing import Work, fitted, members, summed
-from brimful.plan.errors import check_bool, integer
-from brimful.plan.micro import Step, micro_batches_of
-from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import IntArray, one_length
+from .buckets import check_rising
+from .costs import SampleCost, sample_costs
+from .cut import cut_at, longest_first
+from .dealing import Work, fitted, members, summed
+from .errors import check_bool, integer
+from .micro import Step, micro_batches_of
+from .overlong import refuse_overlong
+from .plan import IntArray, one_length
 
 
 def balance(
@@ -56,7 +56,7 @@ def balance(
         [[2, 3, 4], [0, 1]]
         >>> [part.tolist() for part in balance([9, 2, 2, 2, 1], 2, max_tokens=8)]
         Traceback (most recent call last):
-        brimful.plan.overlong.OverlongError: a sample of 9 tokens (sample 0) cannot fit max_tokens=8; ...
+        brimful.plan.errors.OverlongError: a sample of 9 tokens (sample 0) cannot fit max_tokens=8; ...
     """
     lengths = one_length(lengths, "balance")
     num_parts = integer("num_parts", num_parts, 1, "part")

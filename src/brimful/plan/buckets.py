@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.errors import MOST, check_count, integer
-from brimful.plan.plan import IntArray, one_length
+from .errors import MOST, check_count, integer
+from .plan import IntArray, one_length
 
 FloatArray = NDArray[np.float64]
 

@@ -1,5 +1,4 @@
-"""Policies that fill a batch up to a limit: of samples, of tokens, or of any cost of the padded shape. `divided` shares the
-limit of an optimizer step among its batches."""
+"""Policies that fill a batch up to a limit: of samples, of tokens, or of any cost of the padded shape."""
 
 from __future__ import annotations
 
@@ -7,16 +6,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from brimful.plan.buckets import Rounding, as_buckets
-from brimful.plan.cut import Cut, assemble, cut_fewest, cut_greedy, cut_priced, plan_sorted, plan_units
-from brimful.plan.errors import check_count, finite, function, integer, one_of, other_signature
-from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, widths
+from .buckets import Rounding, as_buckets
+from .cut import Cut, assemble, cut_fewest, cut_greedy, cut_priced, plan_sorted, plan_units
+from .errors import check_count, finite, integer, one_of
+from .overlong import refuse_overlong
+from .plan import IntArray, Plan, Policy, as_lengths, one_length, widths
 
 Cost = Callable[[int, int], float]
 PlannerName = Literal["greedy", "least_padding"]
@@ -77,9 +76,70 @@ class FixedSize:
             return plan_units(lengths, padded, lambda _: self.n, units, sort=False)
         return assemble(lengths, padded, np.arange(len(lengths)), np.arange(0, len(lengths), self.n))
 
+    @property
+    def full_size(self) -> int:
+        """How many samples each batch has but for the last.
+
+        Example:
+            >>> FixedSize(2).full_size
+            2
+        """
+        return self.n
+
+    def divided(self, parts: int) -> FixedSize:
+        """The policy of each of the `parts` batches of an optimizer step.
+
+        Raises:
+            ValueError: the samples do not come out even.
+        Example:
+            >>> FixedSize(8).divided(4)
+            FixedSize(n=2, sort=True)
+        """
+        return replace(self, n=share(self.n, parts, "samples", even=True))
+
+
+class _OfTokens:
+    """What two policies with `max_tokens` have in common."""
+
+    max_tokens: int
+
+    def divided(self, parts: int) -> Self:
+        """The policy of each of the `parts` batches of an optimizer step.
+
+        Raises:
+            ValueError: there are fewer tokens than parts.
+        Example:
+            >>> TokenBudget(16_384).divided(4).max_tokens
+            4096
+        """
+        return self._with(share(self.max_tokens, parts, "tokens"))
+
+    def stacked(self, sides: int) -> Self:
+        """The policy for samples that have `sides` rows each, planned by their longest side.
+
+        Raises:
+            ValueError: there are fewer tokens than sides.
+        Example:
+            >>> TokenBudget(16_384).stacked(2).max_tokens
+            8192
+        """
+        return self._with(share_of_side("max_tokens", self.max_tokens, sides))
+
+    def exceeded(self, rows: int, length: int) -> str:
+        """The limit that is too low for a batch of this shape; "" where it is not.
+
+        Example:
+            >>> TokenBudget(60).exceeded(3, 30), TokenBudget(60).exceeded(2, 30)
+            ('max_tokens=60', '')
+        """
+        return f"max_tokens={self.max_tokens:,}" if rows * length > self.max_tokens else ""
+
+    def _with(self, max_tokens: int) -> Self:
+        return cast(Self, replace(cast(Any, self), max_tokens=max_tokens))
+
 
 @dataclass(frozen=True)
-class TokenBudget:
+class TokenBudget(_OfTokens):
     """Batches of at most `max_tokens` slots, samples x padded length. Samples are sorted longest first (stable) and
     cut.
 
@@ -182,7 +242,7 @@ class TokenBudget:
 
 
 @dataclass(frozen=True)
-class StaticShapes:
+class StaticShapes(_OfTokens):
     """Batches of exactly floor(max_tokens / L) rows for each bucket of L tokens. There are no more shapes than buckets.
 
     Samples are sorted longest first (stable) and cut. Samples of the next bucket fill up a batch of this one. Only the
@@ -241,93 +301,6 @@ class StaticShapes:
 
 
 @dataclass(frozen=True)
-class AttentionCost:
-    """The cost linear B L + quadratic B L^2 of a padded batch, for `CostBudget`.
-
-    `balance_cost=`, `balance` and `Packed` take it too, or a function of one length.
-
-    With linear = 1, the unit is a token. The arithmetic of a transformer of width d has quadratic = 1 / (6 d). The
-    memory of eager attention has more, because it keeps its scores. As a dataclass it prints, compares and pickles.
-
-    Args:
-        linear: cost of a token.
-        quadratic: cost of a pair of tokens.
-    Raises:
-        ValueError: one of them is negative.
-    Example:
-        >>> AttentionCost(quadratic=1 / 512)(4, 1024), AttentionCost(linear=2, quadratic=1 / 512)(4, 1024)
-        (12288.0, 16384.0)
-    """
-
-    linear: float = field(default=1.0, kw_only=True)
-    quadratic: float = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        if min(finite("linear", self.linear), finite("quadratic", self.quadratic)) < 0:
-            found = f"{self.linear}, {self.quadratic}"
-            raise ValueError(f"linear and quadratic must not be negative (got {found})")
-
-    def __call__(self, batch_size: int, padded_length: int) -> float:
-        return batch_size * padded_length * (self.linear + self.quadratic * padded_length)
-
-
-SampleCost = AttentionCost | Callable[[int], float]
-
-
-def sample_cost(name: str, cost: SampleCost) -> SampleCost:
-    """What a user gave as the cost of a sample, which is refused where it is given if no length alone can be its argument.
-
-    >>> sample_cost("balance_cost", lambda rows, length: rows * length)
-    Traceback (most recent call last):
-    TypeError: balance_cost must take one argument, the length of a sample (got <function ...>, which takes (rows, length)); ...
-    """
-    if not isinstance(function(name, cost), AttentionCost) and (signature := other_signature(cost, 1)):
-        raise TypeError(
-            f"{name} must take one argument, the length of a sample (got {cost!r}, which takes {signature}); give a function "
-            "such as lambda length: length**2, or bf.AttentionCost(quadratic=...)"
-        )
-    return cost
-
-
-def sample_costs(lengths: IntArray, cost: SampleCost | None, name: str = "cost") -> NDArray[np.float64]:
-    """What samples of these lengths cost, (n,); by default their lengths. A function is called once for each distinct length.
-
-    Args:
-        name: the name that the user knows.
-    Raises:
-        ValueError: a cost is negative, or not finite where all samples have it.
-        TypeError: a function gives something else than a number.
-
-    >>> sample_costs(np.array([10, 20, 10]), AttentionCost(quadratic=1 / 10)).tolist()
-    [20.0, 60.0, 20.0]
-    """
-    if cost is None:
-        return lengths.astype(np.float64)
-    sample_cost(name, cost)
-    values, where = np.unique(lengths, return_inverse=True)
-    with np.errstate(over="ignore"):
-        if isinstance(cost, AttentionCost):
-            found = np.asarray(cost(1, values), np.float64)  # type: ignore[arg-type]  # arithmetic alone
-        else:
-            given = [cost(value) for value in values.tolist()]
-            try:
-                found = np.array(given, np.float64)
-            except (TypeError, ValueError):  # of texts, and of some numbers and some lists
-                found = np.zeros(0)
-            except OverflowError:  # of 10**400
-                found = np.full(len(values), np.inf)
-            if found.shape != values.shape:
-                raise TypeError(f"{name} must give a number for a length (cost({values[0]:,}) is {given[0]})")
-        wrong = np.flatnonzero(~((found >= 0) & np.isfinite(found * len(lengths))))
-    if len(wrong):
-        value, costs = int(values[wrong[0]]), found[wrong[0]]
-        raise ValueError(
-            f"{name} must be finite and not negative (cost({value:,}) is {costs}), also in a sum of {len(lengths):,} samples"
-        )
-    return found[where]
-
-
-@dataclass(frozen=True)
 class CostBudget:
     """Batches whose cost is at most `limit`. Samples are sorted longest first (stable) and cut greedily.
 
@@ -341,6 +314,7 @@ class CostBudget:
         OverlongError: (from `plan`) a sample alone costs more than the limit.
     Price: that of `TokenBudget`, and 2 log2(samples in it) calls of `cost` a batch.
     Example:
+        >>> from brimful.plan import AttentionCost
         >>> plan = CostBudget(AttentionCost(quadratic=1 / 10), 200).plan([30, 20, 10, 5, 5])
         >>> [batch.tolist() for batch in plan.batches]
         [[0], [1, 2, 3], [4]]
@@ -359,6 +333,7 @@ class CostBudget:
         """The longest sample, in tokens, that alone costs no more than the limit. None if no length exceeds it.
 
         Example:
+            >>> from brimful.plan import AttentionCost
             >>> CostBudget(AttentionCost(quadratic=1 / 10), 200).max_length
             40
         """
@@ -369,6 +344,7 @@ class CostBudget:
         """Batches that cost at most `limit`.
 
         Example:
+            >>> from brimful.plan import AttentionCost
             >>> plan = CostBudget(AttentionCost(linear=2, quadratic=1 / 10), 200).plan([30, 20, 10, 5, 5])
             >>> [batch.tolist() for batch in plan.batches]
             [[0], [1, 2], [3, 4]]
@@ -382,8 +358,49 @@ class CostBudget:
             refuse_overlong(lengths, fits, max_length=max_length, limit=limit, remedy="raise the limit")
         return plan_sorted(lengths, padded, self._rows, cut_greedy, units)
 
+    def divided(self, parts: int) -> CostBudget:
+        """The policy of each of the `parts` batches of an optimizer step.
+
+        Example:
+            >>> from brimful.plan import AttentionCost
+            >>> CostBudget(AttentionCost(quadratic=1 / 10), 200).divided(4).limit
+            50.0
+        """
+        return replace(self, limit=self.limit / parts)
+
+    def stacked(self, sides: int) -> CostBudget:
+        """The policy for samples that have `sides` rows each, planned by their longest side.
+
+        Example:
+            >>> from brimful.plan import AttentionCost
+            >>> CostBudget(AttentionCost(quadratic=1 / 10), 200).stacked(2).cost(1, 10)
+            40.0
+        """
+        return replace(self, cost=_OfRows(self.cost, sides))
+
+    def exceeded(self, rows: int, length: int) -> str:
+        """The limit that is too low for a batch of this shape; "" where it is not.
+
+        Example:
+            >>> from brimful.plan import AttentionCost
+            >>> CostBudget(AttentionCost(quadratic=1 / 10), 200).exceeded(2, 50)
+            'limit=200'
+        """
+        return f"limit={self.limit:,}" if self.cost(rows, length) > self.limit else ""
+
     def _rows(self, padded_length: int) -> int:
         return largest(lambda batch_size: self.cost(batch_size, padded_length), self.limit)
+
+
+@dataclass(frozen=True)
+class _OfRows:
+    """The cost of a batch of so many rows a sample."""
+
+    cost: Cost
+    sides: int
+
+    def __call__(self, batch_size: int, padded_length: int) -> float:
+        return self.cost(batch_size * self.sides, padded_length)
 
 
 def largest(cost: Callable[[int], float], limit: float) -> int:
@@ -406,28 +423,8 @@ def divided(policy: Policy, parts: int) -> Policy:
     >>> divided(TokenBudget(16_384), 4)
     TokenBudget(max_tokens=4096, pad_to_multiple_of=1, buckets=None, planner='greedy', step_cost=None)
     """
-    if isinstance(policy, FixedSize):
-        return replace(policy, n=share(policy.n, parts, "samples", even=True))
-    if isinstance(policy, TokenBudget | StaticShapes):
-        changes: dict[str, Any] = {"max_tokens": share(policy.max_tokens, parts, "tokens")}
-        return replace(policy, **changes)
-    if isinstance(policy, CostBudget):
-        return replace(policy, limit=policy.limit / parts)
     own = getattr(policy, "divided", None)
     return policy if own is None else own(parts)
-
-
-def exceeded(policy: Policy | None, rows: int, length: int) -> str:
-    """The limit of tokens or cost that is too low for a batch of this shape; "" where there is none.
-
-    >>> exceeded(TokenBudget(60), 3, 30), exceeded(TokenBudget(60), 2, 30)
-    ('max_tokens=60', '')
-    """
-    if isinstance(policy, TokenBudget | StaticShapes) and rows * length > policy.max_tokens:
-        return f"max_tokens={policy.max_tokens:,}"
-    if isinstance(policy, CostBudget) and policy.cost(rows, length) > policy.limit:
-        return f"limit={policy.limit:,}"
-    return ""
 
 
 def as_limits(name: str, limits: Any) -> dict[str, int]:
@@ -435,14 +432,14 @@ def as_limits(name: str, limits: Any) -> dict[str, int]:
 
     Raises:
         TypeError: no mapping of names to whole numbers.
-        ValueError: a limit is below 1.
+        ValueError: a limit is below 1, or so large that sums of sizes would not fit in 64 bits.
 
     >>> as_limits("total", {"num_patches": 8_192})
     {'num_patches': 8192}
     """
     if not isinstance(limits, Mapping) or not all(isinstance(key, str) for key in limits):
         raise TypeError(f"{name} takes limits by name, such as {{'num_patches': 8_192}} (got {limits!r})")
-    return {key: integer(f"{name}[{key!r}]", limit, 1) for key, limit in limits.items()}
+    return {key: integer(f"{name}[{key!r}]", limit, 1, most=ENDLESS) for key, limit in limits.items()}
 
 
 def share(budget: int, parts: int, unit: str, *, even: bool = False) -> int:
@@ -458,3 +455,14 @@ def share(budget: int, parts: int, unit: str, *, even: bool = False) -> int:
             f"micro_batches={parts:,}: give {remedy}"
         )
     return budget // parts
+
+
+def share_of_side(name: str, limit: int, sides: int) -> int:
+    """What each of the sides of a sample has of a limit.
+
+    Raises:
+        ValueError: there are fewer tokens than sides.
+    """
+    if limit < sides:
+        raise ValueError(f"{name} must be at least 1 token for each of the {sides} sides (got {limit})")
+    return limit // sides

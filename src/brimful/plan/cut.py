@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brimful.plan.errors import counted
-from brimful.plan.overlong import refuse_sums, refuse_units
-from brimful.plan.plan import IntArray, Plan
-from brimful.plan.units import units_of
+from .errors import counted
+from .overlong import refuse_sums, refuse_units
+from .plan import IntArray, Plan
+from .units import units_of
 
 NONE: Final[Mapping[str, int]] = {}
 MaxRows = Callable[[Any], int]

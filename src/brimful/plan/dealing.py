@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.plan.cut import ascending, cut_at, longest_first
-from brimful.plan.pack import best_fit, fit_sizes
-from brimful.plan.plan import IntArray
+from .cut import ascending, cut_at, longest_first
+from .pack import best_fit, fit_sizes
+from .plan import IntArray
 
 FloatArray = NDArray[np.float64]
 

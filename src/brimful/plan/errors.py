@@ -49,6 +49,60 @@ class DataError(ValueError):
     """
 
 
+class OverlongError(ValueError):
+    """A sample cannot be placed. `sample` is the number of the first such sample, and `length` is its number of tokens.
+
+    `samples` are the numbers of all of them. With two lengths a sample, `length` is their sum. `max_length` is the
+    longest length that the policy takes, in tokens.
+    Example:
+        >>> import brimful as bf
+        >>> try:
+        ...     bf.TokenBudget(16).plan([5, 20, 9, 30])
+        ... except OverlongError as error:
+        ...     print(error)
+        ...     error.sample, error.length, error.max_length, error.samples
+        a sample of 20 tokens (sample 1) cannot fit max_tokens=16; truncate or filter it, or raise the budget
+        (1, 20, 16, (1, 3))
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        sample: int = -1,
+        length: int = -1,
+        max_length: int | None = None,
+        samples: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.sample = sample
+        self.length = length
+        self.max_length = max_length
+        self.samples = samples
+
+    def located(self, place: str) -> str:
+        """The message with a place, such as file and line, for the sample's number.
+
+        Example:
+            >>> import brimful as bf
+            >>> try:
+            ...     bf.TokenBudget(16).plan([5, 20])
+            ... except OverlongError as error:
+            ...     print(error.located("shard a.jsonl, line 2"))
+            a sample of 20 tokens (shard a.jsonl, line 2) cannot fit max_tokens=16; truncate or filter it, or raise the budget
+        """
+        return str(self).replace(f"(sample {self.sample:,})", f"({place})", 1)
+
+
+def as_overlong(error: ValueError) -> ValueError:
+    """The error that a policy raised; of another copy of this package, which the wheel `brimful-plan` has, as one of this one."""
+    if isinstance(error, OverlongError) or type(error).__name__ != OverlongError.__name__:
+        return error
+    made = OverlongError(str(error))
+    vars(made).update(vars(error))
+    return made
+
+
 class StateError(ValueError):
     """A state does not fit the pipeline that it was given to. The message names both sides.
 

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.buckets import FloatArray, check_rising, optimal_buckets, some_lengths
-from brimful.plan.errors import integer
-from brimful.plan.plan import IntArray, as_lengths
+from .buckets import FloatArray, check_rising, optimal_buckets, some_lengths
+from .errors import integer
+from .plan import IntArray, as_lengths
 
 Cost = Callable[..., float]
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Final, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.budget import ENDLESS, largest
-from brimful.plan.cut import cut_greedy, plan_sorted, plan_units, plan_wide, rows_at
-from brimful.plan.errors import finite, integer, logger, one_of
-from brimful.plan.once import once, settings_of
-from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import IntArray, Plan, as_lengths, joined
+from .budget import ENDLESS, largest
+from .cut import cut_greedy, plan_sorted, plan_units, plan_wide, rows_at
+from .errors import finite, integer, logger, one_of
+from .once import once, settings_of
+from .overlong import refuse_overlong
+from .plan import IntArray, Plan, as_lengths, joined
 
 Length = int | tuple[int, int]
 """A padded length, in tokens; or (source, target)."""
@@ -175,6 +175,18 @@ class MemoryBudget:
         _look_beyond(self.model, plan)
         return plan if self.order == "longest_first" else _hardest_first(self.model, plan)
 
+    def stacked(self, sides: int) -> MemoryBudget:
+        """The policy for samples that have `sides` rows each, planned by their longest side.
+
+        Example:
+            >>> from brimful.memory import MemoryModel
+            >>> shapes = [(batch, length) for batch in (1, 16) for length in (10, 20, 40)]
+            >>> model = MemoryModel.fit(shapes, [1000 + batch * length for batch, length in shapes])
+            >>> [len(MemoryBudget(model, 1200).stacked(sides).plan([10] * 40).batches[0]) for sides in (1, 2)]
+            [13, 6]
+        """
+        return replace(self, model=_OfSides(self.model, sides))
+
     def _refuse(self, lengths: IntArray, fits: NDArray[np.bool_]) -> None:
         max_length = self.max_length
         given = f"reference={self.reference}" if self.limit_bytes is None else f"limit_bytes={self.limit_bytes:,.0f}"
@@ -198,6 +210,31 @@ class MemoryBudget:
             return self.model.predict(*self.reference)
         assert self.limit_bytes is not None
         return self.limit_bytes
+
+
+@dataclass(frozen=True)
+class _OfSides:
+    """A model of peaks, asked about batches of so many rows a sample."""
+
+    model: PeakModel
+    sides: int
+
+    @property
+    def num_lengths(self) -> int:
+        return self.model.num_lengths
+
+    @property
+    def unit(self) -> str:
+        return self.model.unit
+
+    def predict(self, batch: int, length: Length) -> float:
+        return self.model.predict(batch * self.sides, length)
+
+    def largest_batch(self, length: Length, limit_bytes: float, *, risk: float) -> int:
+        return self.model.largest_batch(length, limit_bytes, risk=risk) // self.sides
+
+    def fingerprint(self) -> str:
+        return self.model.fingerprint()
 
 
 def _hardest_first(model: PeakModel, plan: Plan) -> Plan:

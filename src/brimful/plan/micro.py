@@ -9,9 +9,9 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.plan.budget import ENDLESS
-from brimful.plan.cut import cut_wide
-from brimful.plan.dealing import (
+from .budget import ENDLESS
+from .cut import cut_wide
+from .dealing import (
     EXACT_ITEMS,
     SETTLED,
     FloatArray,
@@ -26,7 +26,7 @@ from brimful.plan.dealing import (
     searched,
     summed,
 )
-from brimful.plan.plan import IntArray
+from .plan import IntArray
 
 _BY_RANK = 1 << 16
 """For so many items it is also tried to deal them to the ranks first, which takes as long again."""

@@ -9,8 +9,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.plan import random
-from brimful.plan.plan import IntArray
+from . import random
+from .plan import IntArray
 
 Stop = Literal["first", "all", "all_repeat"]
 _BLOCKS: Final = 64

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brimful.plan.budget import ENDLESS, as_limits, share
-from brimful.plan.cut import plan_units, plan_wide
-from brimful.plan.errors import check_count
-from brimful.plan.overlong import refuse_beyond
-from brimful.plan.pack import rows_within
-from brimful.plan.plan import IntArray, Plan, as_lengths, longest_of_each, sizes_by_name
+from .budget import ENDLESS, as_limits, share, share_of_side
+from .cut import plan_units, plan_wide
+from .errors import check_count
+from .overlong import refuse_beyond
+from .pack import rows_within
+from .plan import IntArray, Plan, as_lengths, longest_of_each, sizes_by_name
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,22 @@ class MultiBudget:
         )
         samples = None if self.max_samples is None else share(self.max_samples, parts, "samples")
         return replace(self, padded=padded, total=total, max_samples=samples)
+
+    def stacked(self, sides: int) -> MultiBudget:
+        """The policy for samples that have `sides` rows each, planned by their longest side.
+
+        Raises:
+            ValueError: it has limits of several sizes, or fewer tokens than sides.
+        Example:
+            >>> MultiBudget(padded={"input_ids": 60}, max_samples=8).stacked(2).padded
+            {'input_ids': 30}
+        """
+        if len(self.padded) != 1 or self.total:
+            raise ValueError(
+                "layout='paired' plans by the longest side of each sample, so MultiBudget may have one limit in padded, and none "
+                f"in total (got {', '.join(self.columns)})"
+            )
+        return replace(self, padded={name: share_of_side(name, most, sides) for name, most in self.padded.items()})
 
     def _values(self, sizes: ArrayLike | Mapping[str, ArrayLike]) -> IntArray:
         names = self.columns

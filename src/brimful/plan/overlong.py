@@ -9,60 +9,15 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.buckets import Rounding
-from brimful.plan.errors import counted, integer, of_setting, one_of
-from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
-from brimful.plan.units import Units, units_of, whole
+from .buckets import Rounding
+from .errors import OverlongError, counted, integer, of_setting, one_of
+from .plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
+from .units import Units, units_of, whole
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]
 
 MOST_PLANS: Final = 16
 """How often a policy may refuse samples of a window. One that named a single sample each time would take a plan for each."""
-
-
-class OverlongError(ValueError):
-    """A sample cannot be placed. `sample` is the number of the first such sample, and `length` is its number of tokens.
-
-    `samples` are the numbers of all of them. With two lengths a sample, `length` is their sum. `max_length` is the
-    longest length that the policy takes, in tokens.
-    Example:
-        >>> import brimful as bf
-        >>> try:
-        ...     bf.TokenBudget(16).plan([5, 20, 9, 30])
-        ... except OverlongError as error:
-        ...     print(error)
-        ...     error.sample, error.length, error.max_length, error.samples
-        a sample of 20 tokens (sample 1) cannot fit max_tokens=16; truncate or filter it, or raise the budget
-        (1, 20, 16, (1, 3))
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        sample: int = -1,
-        length: int = -1,
-        max_length: int | None = None,
-        samples: tuple[int, ...] = (),
-    ) -> None:
-        super().__init__(message)
-        self.sample = sample
-        self.length = length
-        self.max_length = max_length
-        self.samples = samples
-
-    def located(self, place: str) -> str:
-        """The message with a place, such as file and line, for the sample's number.
-
-        Example:
-            >>> import brimful as bf
-            >>> try:
-            ...     bf.TokenBudget(16).plan([5, 20])
-            ... except OverlongError as error:
-            ...     print(error.located("shard a.jsonl, line 2"))
-            a sample of 20 tokens (shard a.jsonl, line 2) cannot fit max_tokens=16; truncate or filter it, or raise the budget
-        """
-        return str(self).replace(f"(sample {self.sample:,})", f"({place})", 1)
 
 
 class Pieces(NamedTuple):
@@ -184,7 +139,8 @@ def plan_with(
         units: a number for each sample, (n,): neighbours with equal ones are a unit, of which all samples are in one batch. So
             all are dropped, or alone together, where one is too long, or where they are too many.
     Raises:
-        OverlongError: a sample is too long, under "raise"; under "alone" longer than every bucket, or than static shapes.
+        OverlongError: a sample is too long, under "raise"; under "alone" longer than every bucket, or than static shapes, or a
+            unit of more samples than these have rows.
         ValueError: an unknown word; "truncate" for several lengths, as it does not say which to cut; or a policy that names
             few of the samples that it refuses each time.
     Price: the policy's plan and about 10 ms per million samples; a second plan where an `OverlongError` names samples.
@@ -196,9 +152,9 @@ def plan_with(
     """
     one_of("overlong", overlong, *get_args(Overlong))
     lengths = as_lengths(lengths)
-    if units is not None:  # a number for each unit, as one that is left out may lie between two with one number
-        own = units_of(units, len(lengths))
-        units = own.of_samples(np.arange(len(own.begins)))
+    every = None if units is None else units_of(units, len(lengths))
+    if every is not None:  # a number for each unit, as one that is left out may lie between two with one number
+        units = every.of_samples(np.arange(len(every.begins)))
     counts = {"truncated": 0, "dropped": 0, "alone": 0, "dropped_tokens": 0}
     longest = policy.max_length if lengths.ndim == 1 else None
     if overlong == "raise":
@@ -226,6 +182,11 @@ def plan_with(
     padded = _padded_alone(policy, long_alone)
     if plan.num_padded is not None and lengths.ndim == 2:
         padded[:, plan.num_padded :] = lengths[:, plan.num_padded :]
+    if every is not None and (shapes := getattr(policy, "shapes", None)) is not None:
+        has = np.zeros(len(lengths), bool)
+        has[too_long] = True
+        why = f"cannot fit static shapes of at most {counted(max(rows for rows, *_ in shapes), 'sample')}, also alone"
+        refuse_units(every, ~every.greatest(has), lambda unit: why, "raise the budget")
     by_itself = units_of(too_long if units is None else units[too_long], len(too_long))
     plan = replace(
         plan,

@@ -10,12 +10,13 @@ from heapq import heappop, heapreplace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.budget import SampleCost, as_limits, sample_cost, sample_costs
-from brimful.plan.cut import ascending, longest_first
-from brimful.plan.errors import check_count
-from brimful.plan.overlong import refuse_beyond, refuse_overlong, refuse_sums
-from brimful.plan.plan import IntArray, Plan, as_lengths, longest_of_each, one_length
-from brimful.plan.units import units_of
+from .budget import as_limits
+from .costs import SampleCost, sample_cost, sample_costs
+from .cut import ascending, longest_first
+from .errors import check_count
+from .overlong import refuse_beyond, refuse_overlong, refuse_sums
+from .plan import IntArray, Plan, as_lengths, longest_of_each, one_length
+from .units import units_of
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from inspect import signature
 from itertools import pairwise
 from typing import Protocol, TypeGuard, runtime_checkable
@@ -11,8 +11,9 @@ from typing import Protocol, TypeGuard, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.once import once
-from brimful.plan.units import parted
+from .errors import as_overlong
+from .once import once
+from .units import parted
 
 IntArray = NDArray[np.int64]
 
@@ -232,9 +233,14 @@ def planned(policy: Policy, lengths: IntArray, units: IntArray | None = None) ->
     given = lengths.view()
     given.flags.writeable = False  # one that is sorted in place would be planned by other lengths than the samples have
     takes_units = units is not None and "units" in signature(policy.plan).parameters
-    plan: object = policy.plan(given, **({"units": units} if takes_units else {}))
+    try:
+        plan: Plan = policy.plan(given, **({"units": units} if takes_units else {}))
+    except ValueError as error:
+        raise as_overlong(error) from error.__cause__
     name = type(policy).__name__
-    if not isinstance(plan, Plan):
+    if not all(
+        hasattr(plan, one.name) for one in fields(Plan)
+    ):  # by its members: it may be of another copy of this package
         raise TypeError(
             f"{name}.plan must return a bf.Plan (got {type(plan).__name__}); return bf.Plan.of(lengths, batches), where "
             "batches are lists of sample numbers"

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.plan.once import once
+from .once import once
 
 GOLDEN: Final = 0x9E3779B97F4A7C15
 """2^64 times (sqrt(5) - 1) / 2."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from brimful.plan.buckets import Rounding
-from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, planned, widths
+from .buckets import Rounding
+from .overlong import refuse_overlong
+from .plan import IntArray, Plan, Policy, as_lengths, planned, widths
 
 
 @dataclass(frozen=True)

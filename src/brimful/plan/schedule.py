@@ -12,9 +12,9 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.plan.errors import finite, integer, one_of
-from brimful.plan.mix import ENDLESS, Stop, limits, served_at, times_of
-from brimful.plan.plan import IntArray
+from .errors import finite, integer, one_of
+from .mix import ENDLESS, Stop, limits, served_at, times_of
+from .plan import IntArray
 
 Unit = Literal["samples", "tokens"]
 Between = Literal["step", "linear"]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brimful.plan.budget import CostBudget, StaticShapes, TokenBudget
-from brimful.plan.memory import Length, MemoryBudget, PeakModel
-from brimful.plan.multi import MultiBudget
-from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, planned
+from .plan import IntArray, Plan, Policy, as_lengths, planned
 
 
 def stacked(policy: Policy, sides: int) -> Policy:
@@ -22,38 +17,21 @@ def stacked(policy: Policy, sides: int) -> Policy:
     Raises:
         ValueError: there are fewer tokens than sides, or a policy has limits of several sizes.
 
+    >>> from brimful.plan import TokenBudget
     >>> stacked(TokenBudget(16_384), 2).max_tokens
     8192
     """
     if sides == 1:
         return policy
-    if isinstance(policy, TokenBudget | StaticShapes):
-        changes: dict[str, Any] = {"max_tokens": _share("max_tokens", policy.max_tokens, sides)}
-        return replace(policy, **changes)
-    if isinstance(policy, CostBudget):
-        return replace(policy, cost=_OfRows(policy.cost, sides))
-    if isinstance(policy, MemoryBudget):
-        return replace(policy, model=_OfSides(policy.model, sides))
-    if isinstance(policy, MultiBudget):
-        if len(policy.padded) != 1 or policy.total:
-            raise ValueError(
-                "layout='paired' plans by the longest side of each sample, so MultiBudget may have one limit in padded, and none "
-                f"in total (got {', '.join(policy.columns)})"
-            )
-        return replace(policy, padded={name: _share(name, most, sides) for name, most in policy.padded.items()})
-    return policy
-
-
-def _share(name: str, limit: int, sides: int) -> int:
-    if limit < sides:
-        raise ValueError(f"{name} must be at least 1 token for each of the {sides} sides (got {limit})")
-    return limit // sides
+    own = getattr(policy, "stacked", None)
+    return policy if own is None else own(sides)
 
 
 @dataclass(frozen=True)
 class Stacked:
     """The same as a policy of all lengths of a sample, (n, d), which are padded to one.
 
+    >>> from brimful.plan import TokenBudget
     >>> plan = Stacked(TokenBudget(60), 2).plan([[9, 10], [30, 2], [8, 10]])
     >>> [batch.tolist() for batch in plan.batches], plan.padded_lengths.tolist()
     ([[1], [0, 2]], [[30, 30], [10, 10]])
@@ -87,39 +65,3 @@ def on_all_sides(plan: Plan, lengths: IntArray) -> Plan:
         return plan
     padded = np.repeat(plan.padded_lengths[:, None], lengths.shape[1], axis=1)
     return replace(plan, padded_lengths=padded, tokens=int(lengths[plan.numbers].sum()), num_padded=None)
-
-
-@dataclass(frozen=True)
-class _OfRows:
-    """The cost of a batch of so many rows a sample."""
-
-    cost: Callable[[int, int], float]
-    sides: int
-
-    def __call__(self, batch_size: int, padded_length: int) -> float:
-        return self.cost(batch_size * self.sides, padded_length)
-
-
-@dataclass(frozen=True)
-class _OfSides:
-    """A model of peaks, asked about batches of so many rows a sample."""
-
-    model: PeakModel
-    sides: int
-
-    @property
-    def num_lengths(self) -> int:
-        return self.model.num_lengths
-
-    @property
-    def unit(self) -> str:
-        return self.model.unit
-
-    def predict(self, batch: int, length: Length) -> float:
-        return self.model.predict(batch * self.sides, length)
-
-    def largest_batch(self, length: Length, limit_bytes: float, *, risk: float) -> int:
-        return self.model.largest_batch(length, limit_bytes, risk=risk) // self.sides
-
-    def fingerprint(self) -> str:
-        return self.model.fingerprint()

@@ -10,15 +10,16 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.budget import SampleCost, as_limits, sample_costs
-from brimful.plan.cut import ascending
-from brimful.plan.dealing import FloatArray
-from brimful.plan.errors import check_bool, counted, integer, names_of, one_of
-from brimful.plan.micro import Step, micro_batches_of
-from brimful.plan.once import once
-from brimful.plan.overlong import refuse_beyond, refuse_sums, refuse_units
-from brimful.plan.plan import IntArray, as_lengths, sizes_by_name
-from brimful.plan.units import Units, units_of
+from .budget import as_limits
+from .costs import SampleCost, sample_costs
+from .cut import ascending
+from .dealing import FloatArray
+from .errors import check_bool, counted, integer, names_of, one_of
+from .micro import Step, micro_batches_of
+from .once import once
+from .overlong import refuse_beyond, refuse_sums, refuse_units
+from .plan import IntArray, as_lengths, sizes_by_name
+from .units import Units, units_of
 
 Within = Literal["micro_batch", "rank"]
 
@@ -29,7 +30,7 @@ class Steps:
 
     Args:
         step, micro_batch, rank: of each sample, (n,) int64 each. Micro batches are counted from 0 in each step and rank. The
-            dearest comes first, so that those of one place cost about the same on all ranks.
+            dearest comes first, so those of one place cost about the same on all ranks.
         counts: how many micro batches each rank has in each step, (num_steps, num_ranks) int64.
         loads: what each rank has to do in each step, (num_steps, num_ranks) float64, in the unit of the cost.
     Price: 24 bytes a sample; `numbers` and `bounds` 8 bytes more, `batches` 150 bytes a micro batch, once asked for.
@@ -160,7 +161,8 @@ def steps(
         >>> plan.loads.tolist()
         [[1930.0, 1820.0]]
     """
-    names, values, most = _within_limits(sizes, limits)
+    most = limits_by_name(limits)
+    names, values = [name for name in most if name != "samples"], limited_sizes(sizes, most)
     num_ranks = integer("num_ranks", num_ranks, 1, "rank")
     multiple_of = integer("multiple_of", multiple_of, 1, "micro batch", most=1 << 16)
     check_bool("same_count", same_count)
@@ -175,14 +177,13 @@ def steps(
     if names:
         refuse_beyond(values[:, : len(names)], columns, {name: most[name] for name in names}, None)
     if "samples" in most:
-        columns, pads = np.column_stack([columns, np.ones(len(columns), np.int64)]), np.append(pads, False)
-    order = [*names, *(["samples"] if "samples" in most else [])]
-    caps = np.array([most[name] for name in order], np.int64)
+        columns, pads = with_samples(columns, most), np.append(pads, False)
+    caps = np.array([*most.values()], np.int64)
     rows = np.broadcast_to(np.int64(1), len(values))
     if whole:
         columns = np.where(pads, own.greatest(columns), own.sums(columns))
         costs, rows = own.greatest(costs) if pads.any() else own.sums(costs), own.counts
-        _refuse_large(own, columns, pads, dict(zip(order, caps.tolist())))
+        _refuse_large(own, columns, pads, most)
     first_units = _first_units(own, samples_per_step)
     found = np.empty((3, len(values)), np.int64)
     counts = np.empty((len(first_units) - 1, num_ranks), np.int64)
@@ -213,20 +214,39 @@ def steps(
     return Steps(found[0], found[1], found[2], counts, loads)
 
 
-def _within_limits(
-    sizes: ArrayLike | Mapping[str, ArrayLike], limits: int | Mapping[str, int]
-) -> tuple[list[str], IntArray, dict[str, int]]:
-    """The names of the sizes that have a limit, the sizes (n, d), of which they come first, and all limits."""
+def limits_by_name(limits: int | Mapping[str, int]) -> dict[str, int]:
+    """Limits, that of samples last.
+
+    Raises:
+        ValueError: there is none, or one is below 1.
+    """
     by_name = isinstance(limits, Mapping)
     most = as_limits("limits", limits) if by_name else {"tokens": integer("limits", limits, 1, "token")}
     if not most:
-        raise ValueError("steps needs at least 1 limit: limits=16_384, or limits={'tokens': 16_384, 'samples': 64}")
+        raise ValueError("limits must be at least 1: limits=16_384, or limits={'tokens': 16_384, 'samples': 64}")
+    if "samples" in most:
+        most["samples"] = most.pop("samples")
+    return most
+
+
+def limited_sizes(sizes: ArrayLike | Mapping[str, ArrayLike], most: Mapping[str, int]) -> IntArray:
+    """The sizes (n, d) that have a limit; where none has one, those that were given.
+
+    Raises:
+        ValueError: they are others than those of the limits.
+    """
     names = [name for name in most if name != "samples"]
     given = sizes_by_name(sizes, names) if isinstance(sizes, Mapping) else as_lengths(sizes)
     values = given[:, None] if given.ndim == 1 else given
     if values.shape[1] != max(len(names), 1):
         raise ValueError(f"the limits are of {len(names)} sizes, {', '.join(names)} (got shape {given.shape})")
-    return names, values, most
+    return values
+
+
+def with_samples(sizes: IntArray, most: Mapping[str, int]) -> IntArray:
+    """Sizes as the limits have them, (n, d): that of a sample is 1."""
+    ones = np.ones(len(sizes), np.int64)
+    return np.column_stack([sizes[:, : len(most) - 1], ones]) if "samples" in most else sizes
 
 
 def _padded_names(padded: bool | str | Sequence[str], names: list[str]) -> NDArray[np.bool_]:

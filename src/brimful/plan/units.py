@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan import random
-from brimful.plan.errors import counted
+from . import random
+from .errors import counted
 
 IntArray = NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from brimful.core.stage import Stage, State
 from brimful.plan.errors import DataError, check_bool, check_count, names_of
 from brimful.rows.buffer import coalesced
 from brimful.tables import ragged as kernels
-from brimful.tables.blocks import Block, visible
+from brimful.tables.blocks import UNIT, Block, visible
 from brimful.tables.hashes import Side, Split
 from brimful.tables.origins import HIDDEN, where
 from brimful.tables.ragged import (
@@ -40,6 +40,7 @@ from brimful.tables.ragged import (
     surround,
     with_column,
 )
+from brimful.tables.units import refuse_split, unit_numbers
 
 
 @dataclass(frozen=True)
@@ -334,7 +335,10 @@ class TrainValidSplit(Blockwise):
         return row_by_row(self, *inputs)
 
     def apply(self, block: Block) -> Block:
-        return block.filter(array_of(self.split.valid(block) == (self.side == "valid")))
+        valid = self.split.valid(block)
+        if UNIT in block.schema.names:
+            refuse_split(valid, unit_numbers(block), self.split.key)
+        return block.filter(array_of(valid == (self.side == "valid")))
 
 
 def bytes_of(column: str) -> str:

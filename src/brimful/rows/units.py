@@ -29,6 +29,10 @@ def together(stage: Stage[Any], key: Any, within: Any) -> Together:
     if not isinstance(key, str):
         raise TypeError(f"units takes the name of a column, such as 'prompt_id' (got {key!r})")
     one_of("within", within, *get_args(Within))
+    if (own := facts_of(stage).units) is not None:
+        raise ValueError(
+            f"units({key!r}) may part samples that {own} keeps together: call units once, and leave keep_together out"
+        )
     if mixed_by := facts_of(stage).mixed_by:
         raise ValueError(f"units({key!r}) keeps neighbours together, and they no longer are neighbours: {mixed_by}")
     return Together(key, within)

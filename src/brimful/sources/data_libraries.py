@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from brimful.tables.arrays import array_type, composed, kind_of
 from brimful.tables.blocks import Block
 from brimful.tables.plain import without_extensions
-from brimful.tables.ragged import null_in
+from brimful.tables.ragged import null_in, numpy_of
 
 
 def rows_at_hand(rows: Any, caller: str) -> Any:
@@ -129,7 +131,7 @@ def tables_of(rows: Any, size: int, epoch: int) -> Iterator[pa.Table]:
 
 
 def stored(block: Block) -> Block:
-    """A block in plain types (`rows.plain`), arrays of a fixed shape (Array2D) as tensors."""
+    """A block in plain types (`rows.plain`), arrays (Array2D) in the types of `tables.arrays`."""
     for place, (field, column) in enumerate(zip(block.schema, block.columns)):
         if isinstance(field.type, pa.BaseExtensionType) and hasattr(field.type, "shape") and hasattr(column, "storage"):
             block = block.set_column(place, field.name, _tensors(column, field.type))
@@ -137,13 +139,18 @@ def stored(block: Block) -> Block:
 
 
 def _tensors(column: pa.ExtensionArray, kind: Any) -> pa.Array:
-    """Tensors of one shape; nested lists where the first dimension is any."""
-    if isinstance(kind, pa.FixedShapeTensorType) or None in kind.shape:
-        return column if isinstance(kind, pa.FixedShapeTensorType) else column.storage
-    values = column.storage
+    """Arrays of the shape that the type says, whose first dimension may be ragged."""
+    if kind_of(column.type) is not None:
+        return column
+    values, null = column.storage, null_in(column)
     while pa.types.is_list(values.type):
         values = values.flatten()
-    valid = ~null_in(column)
+    valid = ~null
+    if None in kind.shape:
+        counts = numpy_of(pc.list_value_length(column.storage).fill_null(0))
+        shapes = np.column_stack((counts, np.tile(kind.shape[1:], (len(counts), 1)))).astype(np.int64)
+        same = len(values) == shapes.prod(axis=1).sum() and kind.shape[0] is None
+        return composed(values, shapes, null, array_type(values.type, kind.shape)) if same else column.storage
     flat = pa.FixedSizeListArray.from_arrays(values, int(np.prod(kind.shape)))
     if not valid.all():
         flat = flat.take(pa.array(np.cumsum(valid) - 1, mask=~valid))

@@ -18,7 +18,7 @@ from brimful.plan.once import once
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SidecarFile, StoredFile
 from brimful.tables.blocks import Block
 from brimful.tables.origins import ORIGIN, origins
-from brimful.tables.ragged import offsets_of, with_column
+from brimful.tables.ragged import is_ragged, offsets_of, with_column
 
 HEAD_BYTES: Final = 1024
 """The header of a numpy file fits in so many."""
@@ -201,10 +201,11 @@ class Folder(ABC):
 
     @once
     def list_columns(self) -> frozenset[str]:
-        """The list columns whose lengths say where each row's values lie: those without a null, of rows of any length."""
+        """The list columns whose lengths say where each row's values lie: those of numbers, without a null, of rows of any
+        length."""
         nulls = self.manifest.nulls
-        lists = (name for name in self.manifest.lengths if not nulls[name])
-        return frozenset(name for name in lists if not pa.types.is_fixed_size_list(self.schema.field(name).type))
+        lists = ((name, self.schema.field(name).type) for name in self.manifest.lengths if not nulls[name])
+        return frozenset(name for name, kind in lists if is_ragged(kind) and not pa.types.is_fixed_size_list(kind))
 
     def _missing(self) -> str:
         """The error where there is no manifest: no store, or a half-written one, which has a journal."""

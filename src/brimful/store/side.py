@@ -25,7 +25,7 @@ from brimful.index.index import has_labels
 from brimful.store.local import MappedFile
 from brimful.store.manifest import SidecarFile, StoredFile, sha256_of
 from brimful.tables.checksums import RowChecksums
-from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, is_ragged, numpy_of, offsets_of, trained_on
+from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, is_lists, is_ragged, numpy_of, offsets_of, trained_on
 
 PLACES: Final = "places.npy"
 BATCH_FIELDS: Final = 3
@@ -46,7 +46,7 @@ def write_side_files(
     Args:
         working: called now and then.
     """
-    names = [field.name for field in schema if is_ragged(field.type)]
+    names = [field.name for field in schema if is_lists(field.type)]
     rows, batches = sum(file.rows for file in files), sum(len(file.batches) for file in files)
     lengths = {name: _Array(folder / f"lengths.{quote(name, safe='')}.npy", (rows,), np.int32) for name in names}
     labelled = LABELS in names and has_labels(schema.field(LABELS).type)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from brimful.core.stage import BLOCK_ROWS
 from brimful.plan.errors import DataError
+from brimful.tables.arrays import arrays_in, kind_of
 from brimful.tables.objects import is_json, values_in
 from brimful.tables.origins import HIDDEN, ORIGIN, where
 from brimful.tables.ragged import EMPTY, array_of, column_of, is_ragged, numpy_of, with_column
@@ -45,8 +46,8 @@ WIDE: Final = {"uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "i
 
 
 def samples(block: Block) -> list[Sample]:
-    """The rows of a block as dicts. Lists of numbers become numpy arrays of at least 32 bits, which the caller may change. JSON
-    becomes what it says.
+    """The rows of a block as dicts. Lists of numbers become numpy arrays of at least 32 bits, which the caller may change, and
+    arrays of more dimensions are in their own type. JSON becomes what it says.
 
     >>> samples(from_samples([{"input_ids": [1, 2], "id": 7}]))
     [{'input_ids': array([1, 2]), 'id': 7}]
@@ -87,12 +88,14 @@ def _tried_values(block: Block, name: str) -> list[Any]:
 
 
 def _values(array: pa.Array) -> list[Any]:
-    if isinstance(array.type, pa.FixedShapeTensorType):
+    if isinstance(array.type, pa.FixedShapeTensorType) and not pa.types.is_boolean(array.type.value_type):
         if array.null_count:
             return [np.array(value.to_numpy()) if value.is_valid else None for value in array]
         # Arrow 26 takes other rows where the values begin at an offset
         moved = array.take(array_of(np.arange(len(array))))
         return list(np.array(moved.to_numpy_ndarray()))
+    if kind_of(array.type) is not None and (found := arrays_in(array)) is not None:
+        return found
     if not is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
         return values_in(array)
     bounds = array.offsets.to_pylist()

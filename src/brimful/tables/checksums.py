@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from brimful.tables.origins import ORIGIN
+from brimful.tables.origins import HIDDEN, ORIGIN
 from brimful.tables.plain import as_plain, plain
 from brimful.tables.ragged import fixed_bytes, has_fixed_bytes, has_offsets, null_in, offsets_in
 
@@ -81,7 +81,7 @@ def difference(ours: dict[str, int], saved: list[int]) -> str:
         return f"{len(saved):,} columns had values then, and {len(numbers):,} have some now ({', '.join(names)})"
     for place, (now, then) in enumerate(zip(numbers, saved)):
         if now != then:
-            which = " or ".join(repr(name) for name in names[place::MOST])
+            which = " or ".join(repr(name.removeprefix(HIDDEN)) for name in names[place::MOST])
             return f"column {which} had the crc32 {then:08x} then, and has {now:08x} now"
     return ""
 

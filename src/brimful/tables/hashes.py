@@ -27,7 +27,10 @@ _NULL: Final = 0
 _NAN: Final = 0x7FF8 << 48
 _STEP: Final = 0x9E3779B97F4A7C15
 _WORD: Final = 8
-_BY_ALL: Final = "; key= is optional: name one of these columns, or leave it out to split by all of them"
+_BY_ALL: Final = (
+    "; key= is optional: name one of these columns, or leave it out to split by all of them. Units are "
+    "split by their key: then split before you drop or rename it"
+)
 
 
 @dataclass(frozen=True)

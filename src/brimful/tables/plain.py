@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brimful.tables.arrays import RaggedArrayType
 from brimful.tables.objects import JSON, as_json_column, is_json
 from brimful.tables.ragged import any_part, array_of, list_array, null_in, numpy_of, offsets_in, offsets_of
 
@@ -17,13 +18,15 @@ _VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """A type without dictionaries, runs, views and extensions, and with offsets of 32 bits. Arrays of fixed shape and JSON stay.
+    """A type without dictionaries, runs, views and extensions, and with offsets of 32 bits. Arrays and JSON stay.
 
     >>> plain(pa.large_list(pa.string_view())), plain(pa.bool8()), plain(pa.uuid())
     (ListType(list<item: string>), DataType(bool), FixedSizeBinaryType(fixed_size_binary[16]))
     """
     if isinstance(kind, pa.FixedShapeTensorType):
         return kind
+    if isinstance(kind, RaggedArrayType):
+        return RaggedArrayType(kind.value_type, kind.shape)
     if is_json(kind):
         return JSON
     if isinstance(kind, pa.Bool8Type):
@@ -69,6 +72,8 @@ def as_plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if is_json(kind):
         return as_json_column(array, kind)
     own, null = array.type, null_in(array)
+    if isinstance(kind, RaggedArrayType):
+        return pa.ExtensionArray.from_storage(kind, array.storage.cast(kind.storage_type))
     if isinstance(array, pa.ExtensionArray):
         return as_plain(array.storage, kind)
     if _TESTS.is_run_end_encoded(own):
@@ -114,7 +119,7 @@ def _is_peculiar(kind: pa.DataType) -> bool:
     """Whether a type is of runs or views, or an extension but those that stay."""
     if isinstance(kind, pa.BaseExtensionType):
         text = is_json(kind) and not pa.types.is_string_view(kind.storage_type)
-        return not (text or isinstance(kind, pa.FixedShapeTensorType))
+        return not (text or isinstance(kind, pa.FixedShapeTensorType | RaggedArrayType))
     views = (_TESTS.is_string_view, _TESTS.is_binary_view, _TESTS.is_list_view, _TESTS.is_large_list_view)
     return any(test(kind) for test in (_TESTS.is_run_end_encoded, *views))
 

@@ -101,27 +101,51 @@ def is_ragged(kind: pa.DataType) -> bool:
     return is_list(kind) and bool(pa.types.is_primitive(kind.value_type) or pa.types.is_null(kind.value_type))
 
 
+def is_lists(kind: pa.DataType) -> bool:
+    """Whether a column is lists as `is_ragged` has them, or lists of arrays of one shape, such as the frames of a spectrogram."""
+    return is_ragged(kind) or bool(inner_shape(kind))
+
+
+def inner_shape(kind: pa.DataType) -> tuple[int, ...]:
+    """The shape of each item of lists, by lists of a fixed size inside them; () where items are numbers, or anything else.
+
+    >>> inner_shape(pa.list_(pa.list_(pa.list_(pa.int8(), 3), 2))), inner_shape(pa.list_(pa.int8()))
+    ((2, 3), ())
+    """
+    sizes: list[int] = []
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+        while pa.types.is_fixed_size_list(kind):
+            sizes.append(kind.list_size)
+            kind = kind.value_type
+    return tuple(sizes) if is_number(kind) or pa.types.is_boolean(kind) else ()
+
+
 def is_list(kind: pa.DataType) -> bool:
     """Whether a column is lists of any type."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def ragged(block: pa.RecordBatch, column: str) -> Ragged:
-    """A list column of a block as numpy views, without a copy.
+    """A list column of a block as numpy views, without a copy: of lists of arrays of one shape, values (n, *shape).
 
     Raises:
-        DataError: the column is missing, is no list of numbers, or has a null.
+        DataError: the column is missing, is no list of numbers or of such arrays, or has a null.
     """
     array = column_of(block, column, remedy=REMEDIES.get(column, ""))
-    if not is_ragged(array.type):
+    if not is_lists(array.type):
         raise DataError(f"column {column!r} must be a list of numbers (got {array.type}; {where(block, 0)})")
     refuse_nulls(block, column)
     values, offsets = _flat(array)
+    if inner := inner_shape(array.type):
+        values, offsets = values[offsets[0] : offsets[-1]], offsets - offsets[0]
+    for _ in inner:
+        values = values if values.null_count else values.flatten()
     if values.null_count:
         raise DataError(
             f"column {column!r} has a null inside a list (near {where(block, 0)}); filter it out or fill it"
         )
-    return Ragged(numpy_of(values), offsets)
+    return Ragged(numpy_of(values).reshape(-1, *inner), offsets)
 
 
 def equally_long(block: pa.RecordBatch, names: Sequence[str], verb: str = "") -> list[Ragged]:
@@ -250,13 +274,20 @@ def list_array(
 ) -> pa.Array:
     """A list column from flat values and int64 offsets (n + 1,). The column has 64-bit offsets only where 32 bits do not reach.
 
-    `null`, (n,): which rows are null.
+    `values` (n, *shape): lists of arrays of one shape. `null`, (n,): which rows are null.
     """
-    flat = values if isinstance(values, pa.Array) else array_of(values)
+    flat = values if isinstance(values, pa.Array) else in_lists(array_of(values.reshape(-1)), values.shape[1:])
     mask = array_of(null) if null is not None and null.any() else None
     if offsets[-1] > _INT32_MAX:
         return pa.LargeListArray.from_arrays(array_of(offsets), flat, mask=mask)
     return pa.ListArray.from_arrays(array_of(offsets.astype(np.int32, copy=False)), flat, mask=mask)
+
+
+def in_lists(values: pa.Array, shape: Sequence[int]) -> pa.Array:
+    """Values as lists of a fixed size, one inside the other, for each array of a shape."""
+    for size in reversed(shape):
+        values = pa.FixedSizeListArray.from_arrays(values, size)
+    return values
 
 
 def token_counts(block: pa.RecordBatch, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
@@ -304,7 +335,7 @@ def unmasked(block: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     rows = np.arange(block.num_rows)
     if MASK not in columns or not (hidden := num_hidden(block, rows)).any():
         return block
-    names = [name for name in columns if name in block.schema.names and is_ragged(block.schema.field(name).type)]
+    names = [name for name in columns if name in block.schema.names and is_lists(block.schema.field(name).type)]
     lists = equally_long(block, names)
     mask = lists[names.index(MASK)]
     seen = mask.values[mask.offsets[0] : mask.offsets[-1]] != 0
@@ -331,7 +362,7 @@ def truncated(block: pa.RecordBatch, columns: Sequence[Sequence[str]], most: int
     >>> [truncated(block, [["input_ids", "labels"]], 3, side).column(1).to_pylist() for side in ("left", "middle")]
     [[[-100, 4, 5]], [[1, 2, -100]]]
     """
-    lists = {field.name for field in block.schema if is_ragged(field.type)}
+    lists = {field.name for field in block.schema if is_lists(field.type)}
     groups = [[name for name in group if name in lists] for group in columns]
     for name, column in [pair for names in groups if names for pair in zip(names, equally_long(block, names))]:
         begins, sizes = column.spans(np.arange(block.num_rows))
@@ -353,8 +384,8 @@ def truncated(block: pa.RecordBatch, columns: Sequence[Sequence[str]], most: int
 
 
 def prompted(block: pa.RecordBatch, sides: Sequence[str]) -> pa.RecordBatch:
-    """A block whose prompt, the columns that begin with `prompt_`, is put before each side, and left out. Sides without labels
-    get some: their own tokens, and -100 for those of the prompt.
+    """A block whose prompt, the columns that begin with `prompt_`, is put before each side, and left out. Where no side has
+    labels, all get some: their own tokens, and -100 for those of the prompt.
 
     Args:
         sides: their prefixes.
@@ -370,14 +401,17 @@ def prompted(block: pa.RecordBatch, sides: Sequence[str]) -> pa.RecordBatch:
     if not sides or PROMPT + TOKENS not in names:
         return block
     prompt, own = ragged(block, PROMPT + TOKENS), {PROMPT + kind for kind in (TOKENS, *SIDE_COLUMNS)} & {*names}
+    given, labelled = block, any(side + LABELS in names for side in sides)
     for side in sides:
-        tokens = ragged(block, side + TOKENS)
+        if side + TOKENS not in names:  # whoever needs it says what to do
+            continue
+        tokens = ragged(given, side + TOKENS)
         for kind in (TOKENS, *SIDE_COLUMNS):
             name = side + kind
-            if name not in names and kind != LABELS:
+            if name not in names and (kind != LABELS or labelled):
                 continue
             if PROMPT + kind in own:
-                _, before = equally_long(block, [PROMPT + TOKENS, PROMPT + kind])
+                _, before = equally_long(given, [PROMPT + TOKENS, PROMPT + kind])
             elif kind in _OF_PROMPTS:
                 filled = np.full(int(prompt.lengths.sum()), _OF_PROMPTS[kind], np.int32)
                 before = Ragged(filled, offsets_of(prompt.lengths))
@@ -386,7 +420,7 @@ def prompted(block: pa.RecordBatch, sides: Sequence[str]) -> pa.RecordBatch:
                     f"there is a column {name!r}, and no {PROMPT + kind!r} with its values for the prompt ({where(block, 0)}). "
                     f"Add that column, or drop {name!r}"
                 )
-            after = equally_long(block, [side + TOKENS, name])[1] if name in names else tokens
+            after = equally_long(given, [side + TOKENS, name])[1] if name in names else tokens
             block = with_column(block, name, _end_to_end(before, after))
     return block.drop_columns(sorted(own))
 
@@ -432,7 +466,7 @@ def gather(values: NDArray[Any], starts: NDArray[Any], counts: NDArray[Any]) -> 
     """Runs of `counts` values from `starts` on, end to end in a new flat array. Price: about 5 ns a value."""
     offsets = offsets_of(counts)
     kind = np.int32 if max(len(values), offsets[-1]) <= _INT32_MAX else np.int64  # 3 ns a value less
-    return Ragged(values.take(runs(starts, offsets, kind)), offsets)
+    return Ragged(values.take(runs(starts, offsets, kind), axis=0), offsets)
 
 
 def runs(starts: NDArray[Any], offsets: NDArray[np.int64], kind: type[np.int32 | np.int64] = np.int64) -> NDArray[Any]:
@@ -538,7 +572,8 @@ def pad(
     at: Gaps | None = None,
     fits: bool = False,
 ) -> NDArray[Any]:
-    """Runs of `counts` values, at most `width` each, as one (n, width) array; the rest of each row is `fill`.
+    """Runs of `counts` values, at most `width` each, as one (n, width) array; the rest of each row is `fill`. Values (m, *shape)
+    give (n, width, *shape).
 
     `at`: `gaps(counts, width, left)`, where the caller has it already; `fits`: it knows that `width` values follow each start.
     Price: about 1 ns a slot where the values are in the cache: each row is one copy of `width` neighbouring values, then
@@ -547,13 +582,14 @@ def pad(
     at = gaps(counts, width, left) if at is None else at
     if left:
         starts = starts + (counts - width)
-    out = np.empty((len(starts), width), dtype=dtype)
+    shape = values.shape[1:]
+    out = np.empty((len(starts), width, *shape), dtype=dtype)
     if fits or (len(starts) and starts.min() >= 0 and starts.max() + width <= len(values)):
         out[...] = _neighbours(values, width)[starts]
     elif len(values):  # a row at an end of the values has no `width` neighbours
-        out[...] = values.take(starts[:, None] + np.arange(width), mode="clip")
+        out[...] = values.take(starts[:, None] + np.arange(width), axis=0, mode="clip")
     if at.where.size:
-        np.copyto(out[:, at.columns], fill, where=at.where)
+        np.copyto(out[:, at.columns], fill, where=at.where.reshape(at.where.shape + (1,) * len(shape)))
     return out
 
 
@@ -567,8 +603,9 @@ def attention_mask(at: Gaps, width: int) -> NDArray[np.int64]:
 
 
 def _neighbours(values: NDArray[Any], width: int) -> NDArray[Any]:
-    """A view (len(values) - width + 1, width): row i is the `width` values from i on."""
-    return np.ndarray((len(values) - width + 1, width), values.dtype, values, 0, (values.itemsize, values.itemsize))
+    """A view (len(values) - width + 1, width, *shape): row i is the `width` values from i on."""
+    shape, strides = (len(values) - width + 1, width, *values.shape[1:]), (values.strides[0], *values.strides)
+    return np.ndarray(shape, values.dtype, values, 0, strides)
 
 
 EMPTY: Final = pa.RecordBatch.from_arrays([], names=[])

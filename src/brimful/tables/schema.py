@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from brimful.plan.errors import DataError
+from brimful.tables.arrays import RaggedArrayType, column_of_arrays, dtype_in, fits_shape, in_shape, kind_of
 from brimful.tables.objects import (
     JSON,
     NestedError,
@@ -79,8 +80,8 @@ def asked(types: Types | None) -> pa.Schema | None:
 def as_column(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
     """Values as a column of a type, or of the type that they have in common.
 
-    Arrays of one dimension become lists. Arrays of several dimensions become tensors if all have one shape, else nested lists.
-    Objects become JSON, where that gives them back as they are, else structs.
+    Arrays of one dimension become lists, those of several dimensions what `column_of_arrays` says. Objects become JSON, where
+    that gives them back as they are, else structs.
 
     Raises:
         pa.ArrowException, OverflowError, UnicodeEncodeError: they do not fit, or have nothing in common.
@@ -106,15 +107,19 @@ def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     elif kind is not None and dict in {*map(type, values)}:
         refuse_nested(values)
     first = next((value for value in values if value is not None), None)
-    if not _is_array(first):
+    if not _is_array(first) and not isinstance(kind, pa.FixedShapeTensorType | RaggedArrayType):
         return _plain(values, kind)
     arrays = [None if value is None else np.asarray(value) for value in values]
     kinds = {(array.ndim, array.dtype.kind in "biuf") for array in arrays if array is not None}
-    shapes = {array.shape for array in arrays if array is not None}
-    if len(kinds) == 1 and next(iter(kinds))[0] == 1:
+    if kinds == {(0, True)}:
+        return _plain([None if array is None else array[()] for array in arrays], kind)
+    if len(kinds) == 1 and next(iter(kinds))[0] == 1 and (kind is None or kind_of(kind) is None):
         return _cast(_lists(arrays, kind), kind)
-    if len(shapes) == 1 and len(next(iter(shapes))) > 1 and all(numeric for _, numeric in kinds):
-        return _cast(_tensors(arrays, next(iter(shapes))), kind)
+    own = None if kind is None else kind_of(kind)
+    if all(numeric and ndim for ndim, numeric in kinds) and (kind is None or own is not None):
+        if own is not None and len({array.dtype for array in arrays if array is not None}) > 1:  # as for lists
+            arrays = [None if array is None else _as_type(array, own.value_type) for array in arrays]
+        return _cast(column_of_arrays(arrays, kind), kind)
     return _plain([None if array is None else array.tolist() for array in arrays], kind)
 
 
@@ -130,6 +135,8 @@ def large(kind: pa.DataType) -> pa.DataType:
         return pa.large_binary()
     if is_json(kind):
         return pa.json_(pa.large_string())
+    if isinstance(kind, RaggedArrayType):
+        return RaggedArrayType(kind.value_type, kind.shape, large=True)
     return pa.large_list(large(kind.value_type)) if pa.types.is_list(kind) else inside(kind, large)
 
 
@@ -188,6 +195,10 @@ def _mixed(values: Iterable[Any], kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and any(_mixed((value.get(one.name) for value in there), one.type) for one in kind)
 
 
+def _as_type(array: NDArray[Any], kind: pa.DataType) -> NDArray[Any]:
+    return numpy_of(_cast(array_of(array.ravel()), kind)).reshape(array.shape)
+
+
 def _lists(arrays: Sequence[NDArray[Any] | None], kind: pa.DataType | None) -> pa.Array:
     offsets = np.concatenate(([0], np.cumsum([0 if array is None else len(array) for array in arrays])))
     null = np.array([array is None for array in arrays])
@@ -195,17 +206,8 @@ def _lists(arrays: Sequence[NDArray[Any] | None], kind: pa.DataType | None) -> p
     if len({array.dtype.kind == "b" for array in there if len(array)}) > 1:
         raise pa.ArrowTypeError("bool is no number")
     if kind is not None and is_list(kind) and len({array.dtype for array in there}) > 1:  # numpy would widen them all
-        there = [numpy_of(_cast(pa.array(array), kind.value_type)) for array in there]
+        there = [_as_type(array, kind.value_type) for array in there]
     return list_array(np.concatenate(there), offsets, null)
-
-
-def _tensors(arrays: Sequence[NDArray[Any] | None], shape: tuple[int, ...]) -> pa.Array:
-    there = [array for array in arrays if array is not None]
-    flat = np.stack([np.zeros_like(there[0]) if array is None else array for array in arrays]).reshape(-1)
-    null = pa.array([array is None for array in arrays]) if len(there) < len(arrays) else None
-    values = pa.array(flat)
-    storage = pa.FixedSizeListArray.from_arrays(values, int(np.prod(shape)), mask=null)
-    return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(values.type, shape), storage)
 
 
 def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
@@ -219,8 +221,17 @@ def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
         if (own := plain(array.type)) == array.type:
             raise pa.ArrowTypeError(f"{type_name(own)} is not {type_name(kind)}")
         return _cast(as_plain(array, own), kind)
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return pa.ExtensionArray.from_storage(kind, _checked(array.storage, array.storage.cast(kind.storage_type)))
+    if type(kind) is not type(array.type) and (own := kind_of(array.type)) is not None and kind_of(kind) is not None:
+        return _cast(in_shape(array, kind), kind)
+    if isinstance(kind, pa.FixedShapeTensorType | RaggedArrayType):
+        made = array.storage.cast(kind.storage_type)
+        parts = (
+            (array.storage, made)
+            if isinstance(kind, pa.FixedShapeTensorType)
+            else (array.storage.field(0), made.field(0))
+        )
+        _checked(*parts)
+        return pa.ExtensionArray.from_storage(kind, made)
     return _checked(array, array.cast(kind))
 
 
@@ -241,8 +252,8 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
         return True
     if is_json(other):
         return can_be_json(one)
-    if isinstance(one, pa.FixedShapeTensorType) and isinstance(other, pa.FixedShapeTensorType):
-        return bool(one.shape == other.shape)
+    if (own := kind_of(one)) is not None and (wanted := kind_of(other)) is not None:
+        return fits_shape(own.shape, wanted.shape) and _alike(own.value_type, wanted.value_type)
     if is_list(one) and is_list(other):
         return _alike(one.value_type, other.value_type)
     if pa.types.is_struct(one) and pa.types.is_struct(other):
@@ -280,8 +291,8 @@ def type_name(kind: pa.DataType) -> str:
     >>> type_name(pa.fixed_shape_tensor(pa.uint8(), (2, 3))), type_name(pa.int64())
     ('an array of uint8 of shape (2, 3)', 'int64')
     """
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return f"an array of {kind.value_type} of shape {tuple(kind.shape)}"
+    if (own := kind_of(kind)) is not None:
+        return f"an array of {own.value_type} of shape {own.shape}"
     return str(kind).replace(str(JSON), "json")
 
 
@@ -471,6 +482,8 @@ def _type_as_json(kind: pa.DataType) -> Any:
             return str(kind)
     if isinstance(kind, pa.FixedShapeTensorType):
         return ["tensor", _type_as_json(kind.value_type), [*kind.shape]]
+    if isinstance(kind, RaggedArrayType) and not kind.large:
+        return ["ragged_array", _type_as_json(kind.value_type), [*kind.shape]]
     if is_json(kind):
         return ["json"]
     if pa.types.is_struct(kind):
@@ -516,6 +529,7 @@ def _out_of_arrow(text: str) -> pa.Field:
 _TYPES: Final[dict[str, Callable[..., pa.DataType]]] = {
     "json": lambda: JSON,
     "tensor": lambda inner, shape: pa.fixed_shape_tensor(_type(inner), shape),
+    "ragged_array": lambda inner, shape: RaggedArrayType(_type(inner), shape),
     "struct": lambda *fields: pa.struct([_field(*one) for one in fields]),
     "map": lambda key, item: pa.map_(_type(key), _field("value", item)),
     "fixed_size_list": lambda inner, size: pa.list_(_field("item", inner), size),
@@ -643,6 +657,11 @@ def wider_asked(own: pa.DataType, kind: pa.DataType, last: str = AS_JSON) -> str
     >>> wider_asked(pa.uint64(), pa.int64()), wider_asked(pa.list_(pa.float64()), pa.list_(pa.float32()))
     ("'uint64', or 'json' if others are negative", 'pa.list_(pa.float64())')
     """
+    if (found := kind_of(own)) is not None and (wanted := kind_of(kind)) is not None and found.shape != wanted.shape:
+        if len(found.shape) != len(wanted.shape):
+            return ""
+        sizes = tuple(size if size == one else None for size, one in zip(found.shape, wanted.shape))
+        return f"bf.array_type({str(dtype_in(wanted.value_type))!r}, {sizes})"
     lists = 0
     while is_list(own) and is_list(kind):
         own, kind, lists = own.value_type, kind.value_type, lists + 1
@@ -761,6 +780,8 @@ def _cause(value: Any, kind: pa.DataType) -> tuple[str, str, str]:
     if _is_half(value):
         why = "it was cut within a character; on_error='skip' leaves such rows out"
         return "text with half a surrogate pair", why, "'json'"
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        return "a tensor of bfloat16", NO_BFLOAT16, ""
     found = _type_of(value, kind)
     odd = ""
     if isinstance(value, dict | list):
@@ -804,6 +825,12 @@ _AS_WRITTEN: Final = {
     bool: "pa.bool_()",
     bytes: "pa.binary()",
 }
+
+
+NO_BFLOAT16: Final = (
+    "columns have no such type: return tensor.float(), which changes no value, and ask batches for "
+    "dtypes={name: 'bfloat16'}"
+)
 
 
 def rows_rounded(block: pa.RecordBatch) -> NDArray[np.int64]:

@@ -65,6 +65,20 @@ def begins_unit(numbers: NDArray[np.int64], rows: NDArray[np.int64] | None = Non
     return np.concatenate([np.ones(min(1, len(numbers)), bool), new])
 
 
+def refuse_split(valid: NDArray[np.bool_], numbers: NDArray[np.int64], key: str | None) -> None:
+    """Refuses a split of rows by the values of a key that has other values now than when it said which neighbours are units.
+
+    Args:
+        valid: which rows are on one of the sides.
+        numbers: those of their units.
+    """
+    if ((numbers[1:] == numbers[:-1]) & (valid[1:] != valid[:-1])).any():
+        raise DataError(
+            f"train_valid_split parts a unit of {key!r}: {key!r} has other values than when units was called. Split before you "
+            "change the column"
+        )
+
+
 def too_long(key: str, place: str) -> DataError:
     """The error for a unit without an end."""
     return DataError(

@@ -22,7 +22,6 @@ from brimful.core.own_keys import NUM_ITEMS, WEIGHTS
 from brimful.core.run import Run
 from brimful.core.stage import not_in_state
 from brimful.plan import Policy
-from brimful.plan.budget import exceeded
 from brimful.plan.errors import DataError, StageError, counted, name_of
 from brimful.plan.once import once, settings_of
 from brimful.plan.random import generators_of, seeded
@@ -139,9 +138,10 @@ class CollatedBy(Collated):
     def check(self, batch: Batch, item: Any, columns: WindowColumns) -> None:
         shared = batch_facts(self.upstream)
         if not isinstance(item, MutableMapping) and shared.uneven == "pad" and shared.num_ranks() > 1:
+            drop = ", or say uneven='drop', which leaves out a step without a batch for each rank"
             raise TypeError(
                 f"collate_fn returned a {type(item).__name__}, and shard(uneven='pad') marks a filler in a dict. Return "
-                "a dict, or say uneven='drop', which leaves out a step without a batch for each rank"
+                f"a dict{drop * (shared.samples_per_step is None)}"
             )
         if self.policy is None or not isinstance(item, Mapping):
             return
@@ -150,7 +150,8 @@ class CollatedBy(Collated):
             return
         made = shapes[0][0], sum(width for _, width in shapes)
         planned = batch.padded_size, sum(batch.widths)
-        limit = exceeded(self.policy, *made)
+        exceeded = getattr(self.policy, "exceeded", None)
+        limit = "" if exceeded is None else exceeded(*made)
         if limit and not (self.alone and planned[0] == 1):
             raise DataError(
                 f"collate_fn made a batch of {made[0]:,} x {made[1]:,} tokens, which is over {limit}. By lengths= of "

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from brimful.arrays.columns import ListColumn, ObjectColumn, WindowColumns
-from brimful.arrays.layout import Layout, refuse_taken
+from brimful.arrays.columns import ListColumn, ObjectColumn, WindowColumns, refuse_taken
+from brimful.arrays.layout import Layout
 from brimful.arrays.padded import Padded
 from brimful.batching.batch import Batch
 from brimful.grouping.collection import collection_of
@@ -67,7 +67,7 @@ class Grouped(Layout):
         parts = []
         for members, own in zip(partition, widths, strict=True):
             chosen = batch.select(members, len(members), _length(batch, dict(zip(columns.at, own, strict=True))))
-            part = Padded().item(chosen, columns)
+            part = Padded(arrays="list").item(chosen, columns)
             if batch.weight == 0:
                 columns.unlabel(part, slice(None))
             in_torch(part, columns.rules, part)

@@ -14,8 +14,8 @@ from brimful.arrays.types import BFLOAT16
 
 
 def in_torch(batch: MutableMapping[str, Any], rules: ColumnRules, names: Iterable[str]) -> None:
-    """Puts tensors in place of the arrays of a batch that have one of these names, in the same memory. One that is there twice is
-    one tensor. An array whose type is to be one that only torch has is copied.
+    """Puts tensors in place of the arrays, and lists of arrays, of a batch that have one of these names, in the same memory. One
+    that is there twice is one tensor. An array whose type is to be one that only torch has is copied.
 
     Price: about .6 us a tensor.
 
@@ -37,6 +37,9 @@ def in_torch(batch: MutableMapping[str, Any], rules: ColumnRules, names: Iterabl
             if made is None:
                 made = known[id(value)] = from_numpy(value)
             batch[name] = made.to(torch.bfloat16) if dtypes and dtypes.get(name) == BFLOAT16 else made
+        elif kind is list and value and type(value[0]) is array:
+            tensors = [*map(from_numpy, value)]
+            batch[name] = [one.to(torch.bfloat16) for one in tensors] if dtypes.get(name) == BFLOAT16 else tensors
         elif kind is RaggedOnDevice:
             parts = [part for part in ("values", "starts", "counts") if getattr(value, part) is not None]
             batch[name] = replace(value, **{part: from_numpy(getattr(value, part)) for part in parts})

@@ -39,11 +39,12 @@ def padded(rows: RaggedOnDevice) -> torch.Tensor:
     if rows.values is None:
         return inside.to(dtype)
     if not len(rows.values):
-        return torch.full(inside.shape, rows.fill, dtype=dtype, device=inside.device)
+        return torch.full((*inside.shape, *rows.values.shape[1:]), rows.fill, dtype=dtype, device=inside.device)
     made = getattr(torch, rows.type.made.name)
     values: torch.Tensor = rows.values.to(torch.int64 if made in _NOT_FILLED else made)
     index = (at + rows.starts[:, None]).clamp_(0, len(values) - 1)
-    return values[index].masked_fill_(~inside, rows.fill).to(dtype)
+    outside = ~inside.reshape(inside.shape + (1,) * (values.dim() - 1))
+    return values[index].masked_fill_(outside, rows.fill).to(dtype)
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
