@@ -13,8 +13,8 @@ is that of a transformer 4,096 wide: its length + its square / 24,576.
   begins.
 - OpenRLHF: largest differencing of lengths to ranks, and then into as many micro batches as first fit needs.
 
-Then the padding of the case that transformers published: 1,600 lengths, 32 a step on two ranks. At last what a million samples
-take.
+Then the padding of the case that transformers published: 1,600 lengths, 32 a step on two ranks; and how many micro batches
+`bf.Planner` takes, to which samples come one by one. At last what a million samples take.
 """
 
 from __future__ import annotations
@@ -228,6 +228,36 @@ def padding() -> None:
     print(f"{'bf.steps, packed, 16,384 tokens':<40}{0:>9.1%}{packed.counts.mean():>22.2f}{'':>12}")
 
 
+def arriving(count: int = 4_096) -> None:
+    """How many more micro batches samples take that come one by one than if all were known beforehand."""
+    waits = (64, 256, 1_024)
+    print(f"\n{count:,} samples that arrive, limit 4 times the longest; micro batches beside those of bf.steps")
+    print(
+        f"{'':<12}{'bf.steps':>10}{'next fit':>10}"
+        + "".join(f"{f'wait {wait:,}':>12}" for wait in waits)
+        + f"{'a sample':>12}"
+    )
+    for kind, draw in KINDS.items():
+        lengths = draw(count, 0)
+        limit = 4 * int(lengths.max())
+        known = int(bf.steps(lengths, limit, 1).counts.sum())
+        in_turn, room = 0, 0
+        for length in lengths.tolist():
+            in_turn, room = (in_turn, room - length) if length <= room else (in_turn + 1, limit - length)
+        found = []
+        began = time.process_time()
+        for wait in waits:
+            planner = bf.Planner(limit, max_wait=wait)
+            batches = 0
+            for part in np.array_split(lengths, count // 8):
+                planner.add(part)
+                batches += len(planner.ready())
+            found.append(batches + len(planner.flush()))
+        took = (time.process_time() - began) / (len(waits) * count)
+        more = "".join(f"{one / known - 1:>12.1%}" for one in found)
+        print(f"{kind:<12}{known:>10,}{in_turn / known - 1:>10.1%}{more}{1e6 * took:>9.0f} us", flush=True)
+
+
 def million() -> None:
     print(f"\n{'':<44}{'processor time':>15}{'memory':>10}")
     for name, count, call in (
@@ -255,6 +285,7 @@ def main() -> None:
     compare(512, 8)
     compare(2_048, 64)
     padding()
+    arriving()
     million()
 
 
