@@ -281,6 +281,12 @@ def test_a_number_of_0_is_no_sample_without_tokens(caplog: pytest.LogCaptureFixt
     assert ".filter(lambda sample: len(sample['words']) > 0)" in caplog.text
 
 
+@pytest.mark.parametrize("data", [DATA, DATA.stream(), DATA.select(["input_ids", "ms"]), bf.from_dataset(ROWS)])
+def test_a_size_of_no_column_says_what_sizes_are(data: bf.Dataset) -> None:
+    with pytest.raises(bf.DataError, match=r"'area'.*; a size is .* or what a function in length_column= says"):
+        list(data.batch(bf.MultiBudget(padded={"input_ids": 256}, total={"area": 9})))
+
+
 def test_a_sample_beyond_a_limit_is_told_dropped_or_alone() -> None:
     rows = [{"input_ids": [1, 2], "num_patches": patches} for patches in (3, 25, 2)]
     data = bf.from_sequence(rows)
