@@ -568,10 +568,7 @@ def batches_of(
     check_bool("keep_text", form.keep_text)
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
     per_step = _samples_per_step(data, order, window)
-    batches_a_step = 1 if order.micro_batches is None or per_step is not None else order.micro_batches
-    if isinstance(batches_a_step, str):
-        raise ValueError(f"micro_batches must be a number of batches, or 'as_needed' (got {batches_a_step!r})")
-    parts = integer("micro_batches", batches_a_step, 1, "batch")
+    parts = _micro_batches(order, per_step)
     planner = planner if parts == 1 else planner.divided(parts)
     if form.layout == "paired":
         columns = columns._replace(length_column=_sides(columns.length_column))
@@ -579,87 +576,22 @@ def batches_of(
             raise ValueError(
                 "unlabelled='drop' cannot leave out a sample of layout='paired', which counts samples. Filter them"
             )
-    shuffle = check_shuffle(order.shuffle_batches)
-    if order.balance_cost is not None:
-        sample_cost("balance_cost", order.balance_cost)
-        if planner.in_order:
-            raise ValueError(
-                "balance_cost changes the order of batches, but without window= they keep the order of arrival. Give window=, or "
-                "leave balance_cost out"
-            )
-    shuffle = False if planner.in_order or per_step is not None else shuffle
-    if shuffle is True and (parts > 1 or (order.balance_cost is not None and data.streams() is not None)):
-        shuffle = "stratified"
+    shuffle = _shuffled(planner, order, data, parts, per_step)
     said = columns.pad_values if form.pad_side and isinstance(columns.pad_values, Mapping) else ()
     known = paddings({name: made for name, made in data.tokenizers().items() if name not in said})
-    texts = data.texts()
-    weights = columns.sample_weight_column
-    if weights is not None and not isinstance(weights, str):
-        raise TypeError(f"sample_weight_column must be the name of a column of numbers (got {weights!r})")
-    given = sizes_of("length_column", columns.length_column)
-    if (version := columns.length_version) is not None and (
-        not isinstance(version, str) or not any(map(callable, given))
-    ):
-        raise ValueError(
-            f"length_version={version!r} is the version of functions in length_column, a text such as 'v1' (got length_column="
-            f"{columns.length_column!r}). Leave it out where there is no function"
-        )
-    if form.layout == "paired":
-        planner = replace(cast(Any, planner), sides=len(given))
-    sizes, padded = planner.sizes(given)
-    rules = _rules(known, sizes[:padded] or sizes[:1], columns, planner.packs, form.layout)
-    pieces = cast(Any, planner.sizing).row_length if planner.overlong == "split" else 0
-    rules = replace(rules, left_out=() if form.keep_text else texts, weights=weights, piece_length=pieces)
-    sides = rules.prefixes if rules.stacks else ()
-    if sides:
-        one_vocabulary(
-            "layout='paired'",
-            {name: {TOKENS: made} for name, made in data.tokenizers().items() if name in rules.length_columns},
-        )
-    if planner.truncate_side != "right":
-        planner = replace(cast(Any, planner), token_columns=rules.aligned)
-    text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
-    if data.units is not None and planner.overlong == "split":
-        raise ValueError(
-            f"overlong='split' parts the units of {data.units.key!r}: choose 'raise', 'truncate' or 'drop'"
-        )
+    planner, sizes, rules = _planned_over(planner, columns, form, data, known)
     originals = data.originals()
     if originals is not None:
-        _check_whole(planner, weights)
+        _check_whole(planner, rules.weights)
         rules = replace(rules, explicit=())  # there are no columns
-    group = (
-        1
-        if order.balance_cost is None or data.streamed_by
-        else integer("balance_group", order.balance_group, 1, "batch")
-    )
-    rows, batches = _rows(window if per_step is None else per_step, parts * group)
-    unmasked = rules.aligned[0] if planner.packs else ()
-    sizing = planner.sizing, planner.rows_of(batches)
-    windows: Stage[PlanningWindow]
-    if data.streamed_by:
+    window = window if per_step is None else per_step
+    made, rows = _windows(stage, planner, rules, sizes, columns, order, form, window, parts)
+    windows: Stage[PlanningWindow] = made
+    if isinstance(made, Buffered):
         # a window that the user gave may end with a batch that is not full
         in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
         in_turn = in_turn and data.units is None and per_step is None
-        first: dict[str, Any] = {"first": planner.first_rows, "first_share": planner.first_share}
-        if data.units is not None:
-            first["first"] = 0
-        buffered = Buffered(
-            *(stage, rows, sizes, planner.needs_lengths, *sizing, unmasked, text),
-            sides=sides,
-            is_step=per_step is not None,
-            in_turn=in_turn,
-            **first,
-        )
-        windows = Ahead(buffered, 1, "window")
-    else:
-        fewest = GROUPS * group if group > 1 and batches is None else None
-        windows = Planned(
-            *(cast(Indexed, stage), rows, sizes, planner.needs_lengths, *sizing, unmasked, text),
-            length_version=columns.length_version,
-            sides=sides,
-            is_step=per_step is not None,
-            fewest=fewest,
-        )
+        windows = Ahead(replace(made, in_turn=in_turn), 1, "window")
     plans = PlannedWindows(
         windows,
         planner,
@@ -680,6 +612,113 @@ def batches_of(
     tokens = known.get(rules.length_columns[0])
     side = form.pad_side or (None if tokens is None else tokens.side) or "right"
     return Batches(_collated(planned, rules, form, planner, side, originals), repeats)
+
+
+def _micro_batches(order: OrderSettings, per_step: int | None) -> int:
+    """How many batches an optimizer step has; 1 where that is not said, or depends on its samples."""
+    given = 1 if order.micro_batches is None or per_step is not None else order.micro_batches
+    if isinstance(given, str):
+        raise ValueError(f"micro_batches must be a number of batches, or 'as_needed' (got {given!r})")
+    return integer("micro_batches", given, 1, "batch")
+
+
+def _shuffled(
+    planner: BatchPlanner, order: OrderSettings, data: Facts, parts: int, per_step: int | None
+) -> ShuffleBatches:
+    """How batches are shuffled, where theirs is an order that may change."""
+    shuffle = check_shuffle(order.shuffle_batches)
+    if order.balance_cost is not None:
+        sample_cost("balance_cost", order.balance_cost)
+        if planner.in_order:
+            raise ValueError(
+                "balance_cost changes the order of batches, but without window= they keep the order of arrival. Give window=, or "
+                "leave balance_cost out"
+            )
+    if planner.in_order or per_step is not None:
+        return False
+    if shuffle is True and (parts > 1 or (order.balance_cost is not None and data.streams() is not None)):
+        return "stratified"
+    return shuffle
+
+
+def _planned_over(
+    planner: BatchPlanner, columns: ColumnSettings, form: FormSettings, data: Facts, known: Mapping[str, Padding]
+) -> tuple[BatchPlanner, tuple[Size, ...], ColumnRules]:
+    """The planner as these settings have it, the sizes that it plans over, and what becomes of each column.
+
+    Raises:
+        TypeError, ValueError: settings that do not go together.
+    """
+    texts, weights = data.texts(), columns.sample_weight_column
+    if weights is not None and not isinstance(weights, str):
+        raise TypeError(f"sample_weight_column must be the name of a column of numbers (got {weights!r})")
+    given = sizes_of("length_column", columns.length_column)
+    if (version := columns.length_version) is not None and (
+        not isinstance(version, str) or not any(map(callable, given))
+    ):
+        raise ValueError(
+            f"length_version={version!r} is the version of functions in length_column, a text such as 'v1' (got length_column="
+            f"{columns.length_column!r}). Leave it out where there is no function"
+        )
+    if form.layout == "paired":
+        planner = replace(cast(Any, planner), sides=len(given))
+    sizes, padded = planner.sizes(given)
+    rules = _rules(known, sizes[:padded] or sizes[:1], columns, planner.packs, form.layout)
+    own_form = [name for name in rules.length_columns if rules.arrays.get(name, "pad") != "pad"]
+    if own_form and (padded or planner.overlong == "truncate"):
+        raise ValueError(
+            f"arrays names {own_form[0]!r}, which is planned over: it is padded, packed and cut like tokens. Leave it out of "
+            "arrays=. Or plan by its sum, with a MultiBudget(total=...) and no overlong='truncate'"
+        )
+    pieces = cast(Any, planner.sizing).row_length if planner.overlong == "split" else 0
+    rules = replace(rules, left_out=() if form.keep_text else texts, weights=weights, piece_length=pieces)
+    if rules.stacks and rules.prefixes:
+        one_vocabulary(
+            "layout='paired'",
+            {name: {TOKENS: made} for name, made in data.tokenizers().items() if name in rules.length_columns},
+        )
+    if planner.truncate_side != "right":
+        planner = replace(cast(Any, planner), token_columns=rules.aligned)
+    if data.units is not None and planner.overlong == "split":
+        raise ValueError(
+            f"overlong='split' parts the units of {data.units.key!r}: choose 'raise', 'truncate' or 'drop'"
+        )
+    return planner, sizes, rules
+
+
+def _windows(
+    stage: Stage[Any],
+    planner: BatchPlanner,
+    rules: ColumnRules,
+    sizes: tuple[Size, ...],
+    columns: ColumnSettings,
+    order: OrderSettings,
+    form: FormSettings,
+    window: int | str,
+    parts: int,
+) -> tuple[Buffered | Planned, int]:
+    """The windows of a stage, and of how many rows each is; 0: of as many as the planner needs."""
+    data, group = facts_of(stage), 1
+    if order.balance_cost is not None and not data.streamed_by:
+        group = integer("balance_group", order.balance_group, 1, "batch")
+    rows, batches = _rows(window, parts * group)
+    own: dict[str, Any] = {
+        "size": rows,
+        "length_columns": sizes,
+        "lengths_required": planner.needs_lengths,
+        "policy": planner.sizing,
+        "batches": planner.rows_of(batches),
+        "unmasked": rules.aligned[0] if planner.packs else (),
+        "text": TokenizedText(data.texts(), kept=form.keep_text or planner.asks_samples),
+        "length_version": columns.length_version,
+        "sides": rules.prefixes if rules.stacks else (),
+        "is_step": order.samples_per_step is not None,
+    }
+    if data.streamed_by:
+        first = 0 if data.units is not None else planner.first_rows
+        return Buffered(stage, **own, first=first, first_share=planner.first_share), rows
+    fewest = GROUPS * group if group > 1 and batches is None else None
+    return Planned(cast(Indexed, stage), **own, fewest=fewest), rows
 
 
 def _samples_per_step(data: Facts, order: OrderSettings, window: int | str) -> int | None:
@@ -861,10 +900,10 @@ def _layout(form: FormSettings, rules: ColumnRules, planner: BatchPlanner, side:
     if static and form.layout not in ("padded", "paired"):
         words = "nothing" if form.layout == "nested" else "each group to its own longest"
         raise ValueError(f"layout={form.layout!r} pads {words}, so it has no static shapes; choose layout='padded'")
-    if form.layout == "grouped" and (odd := [name for name, one in rules.arrays.items() if one in ("pad", "concat")]):
+    if form.layout == "grouped" and (odd := [name for name, one in rules.arrays.items() if one != "list"]):
         raise ValueError(
-            f"layout='grouped' gives arrays as lists (got arrays={{{odd[0]!r}: {rules.arrays[odd[0]]!r}}}). Leave it out of "
-            "arrays=, or choose layout='padded'"
+            f"layout='grouped' stacks arrays of one shape, and gives others as lists (got arrays={{{odd[0]!r}: "
+            f"{rules.arrays[odd[0]]!r}}}). Leave it out of arrays=, or choose layout='padded'"
         )
     if form.layout == "grouped":
         return _grouped(form, planner, side)

@@ -13,6 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +23,8 @@ import torch
 import brimful as bf
 from brimful.arrays.forms import Form
 from brimful.oom.parts import splittable
-from brimful.tables.arrays import Shape
+from brimful.tables.arrays import Shape, arrays_in
+from brimful.tables.schema import as_column, conform, large
 from brimful.testing import assert_exact_resume
 from tests.effort import times
 
@@ -152,18 +154,12 @@ def test_keys_types_and_dimensions_are_the_same_whatever_the_rows() -> None:
             values = {name: [array(draw, shape, dtypes[name], most) for _ in rows] for name, shape in columns.items()}
             table = pa.RecordBatch.from_pydict(
                 {"input_ids": [row["input_ids"] for row in rows]}
-                | {name: bf_column(values[name], kinds[name]) for name in columns}
+                | {name: as_column(values[name], kinds[name]) for name in columns}
             )
             found += [kinds_in(batch) for batch in LAYOUTS[way](bf.from_sequence(table), asked)]
         assert all(one == found[0] for one in found), (seed, way, columns, asked)
         for name, shape in columns.items():
             assert_is_told(found[0], name, shape, dtypes[name], asked.get(name), way)
-
-
-def bf_column(values: list[np.ndarray], kind: pa.DataType) -> pa.Array:
-    from brimful.tables.schema import as_column
-
-    return as_column(values, kind)
 
 
 LAYOUTS: dict[str, Callable[[bf.Dataset, dict[str, Form]], Any]] = {
@@ -269,6 +265,13 @@ def in_parquet(data: bf.Dataset, folder: Path) -> bf.Dataset:
     return bf.from_files(str(folder / "*.parquet"))
 
 
+def remote(data: bf.Dataset, folder: Path) -> bf.Dataset:
+    data.to_store(folder / "store", version="1")
+    files = fsspec.filesystem("memory")
+    files.put(f"{folder / 'store'}/", f"/{folder.name}/", recursive=True)
+    return bf.from_store(f"memory://{folder.name}")
+
+
 WAYS: dict[str, Callable[[bf.Dataset, Path], bf.Dataset]] = {
     "a function": lambda data, folder: data,
     "an iterable": lambda data, folder: bf.from_iterable(list(map(of_row, PLAIN))),
@@ -276,6 +279,7 @@ WAYS: dict[str, Callable[[bf.Dataset, Path], bf.Dataset]] = {
     "functions": lambda data, folder: data.map(dict).flat_map(lambda row: [row]).filter(lambda row: True),
     "shuffled": lambda data, folder: data.shuffle(16),
     "a store": lambda data, folder: data.to_store(folder / "store", version="1").shuffle(16),
+    "a remote store": lambda data, folder: remote(data, folder),
     "a cache": lambda data, folder: data.cache(),
     "mixed": lambda data, folder: bf.interleave_datasets([data.take(30), data.skip(30)], stop="all"),
     "parquet": in_parquet,
@@ -444,12 +448,66 @@ def test_frames_are_planned_over_and_padded_packed_and_cut_like_tokens(stored: b
     ]
 
 
+def test_labels_of_several_dimensions_are_padded_with_minus_100_and_a_filler_has_none() -> None:
+    rows = [{"input_ids": [1], "labels": np.full((n, 2 * n), 7, np.uint8)} for n in (1, 2, 1)]
+    batches = bf.from_sequence(rows).batch(2).shard(1, 2)
+    (batch,) = batches
+    assert (batch["labels"].dtype, batch["is_filler"], batch["labels"].shape) == (torch.int64, False, (1, 1, 2))
+    first, second = bf.from_sequence(rows).batch(1).shard(1, 2)
+    assert second["is_filler"]
+    assert bool((second["labels"] == -100).all())
+    assert first["labels"].tolist() == [[[7] * 4] * 2]
+    (whole,) = bf.from_sequence(rows).batch(3)
+    assert whole["labels"][0].tolist() == [[7, 7, -100, -100], [-100] * 4]
+
+
+def test_arrays_of_datasets_keep_their_shape() -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {
+            "frames": datasets.Array2D((None, 4), "float32"),
+            "box": datasets.Array2D((2, 2), "int32"),
+            "n": datasets.Value("int64"),
+        }
+    )
+    rows = [{"frames": np.full((n, 4), n, np.float32), "box": np.full((2, 2), n), "n": n} for n in (2, 1, 3)]
+    made = datasets.Dataset.from_list(
+        [{**row, "frames": row["frames"].tolist(), "box": row["box"].tolist()} for row in rows], features
+    )
+    data = bf.from_sequence(made)
+    assert [sample["frames"].tolist() for sample in data] == [row["frames"].tolist() for row in rows]
+    (batch,) = data.batch_by_tokens(9, length_column="frames")
+    assert (batch["frames"].shape, batch["frames"].dtype, batch["lengths"].tolist()) == (
+        (3, 3, 4),
+        torch.float32,
+        [3, 2, 1],
+    )
+    assert (batch["box"].shape, batch["box"].dtype) == ((3, 2, 2), torch.int32)
+
+
 def test_other_arrays_are_measured_by_their_first_dimension() -> None:
     data = bf.from_sequence([{"h": h} for h in (2, 3, 1)]).map(
         lambda row: {"image": np.ones((row["h"], row["h"] + 1), np.uint8)}
     )
     batches = data.batch(bf.MultiBudget(total={"image": 3}), shuffle_batches=False)
     assert sorted(sorted(batch["image_mask"].amax(2).sum(1).tolist()) for batch in batches) == [[1, 2], [3]]
+
+
+def test_what_is_planned_by_its_sum_may_lie_end_to_end() -> None:
+    rows = [{"nodes": np.ones((n, 2), np.float32), "edges": np.zeros((2 * n, 2), np.int64)} for n in (1, 3, 2, 2)]
+    budget = bf.MultiBudget(total={"nodes": 4, "edges": 8})
+    batches = list(bf.from_sequence(rows).batch(budget, arrays={"nodes": "concat", "edges": "concat"}))
+    assert sorted(len(batch["nodes"]) for batch in batches) == [4, 4]
+    for batch in batches:
+        assert batch["edges_offsets"].tolist() == (2 * batch["nodes_offsets"]).tolist()
+        assert batch.keys() == {"nodes", "nodes_offsets", "edges", "edges_offsets"}
+
+
+def test_arrays_beside_groups_are_in_the_order_of_the_batch() -> None:
+    data = bf.from_sequence(PLAIN).map(of_row)
+    for batch in data.batch(20, layout="grouped", num_groups=3):
+        order = torch.cat([one[None] for one in batch["groups"]["number"].ungroup()]).tolist()
+        assert [as_told(one) for one in batch["image"]] == [as_told(made(number)["image"]) for number in order]
 
 
 def test_a_list_of_tensors_shares_memory_of_the_batch_and_never_of_the_data() -> None:
@@ -499,9 +557,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"^arrays names 'name', which holds no arrays \(string\); leave it out of arrays=$",
     ),
     "the tokens": (
-        lambda: next(iter(bf.from_sequence(IMAGES).batch(2, arrays={"input_ids": "list"}))),
+        lambda: bf.from_sequence(IMAGES).batch(2, arrays={"input_ids": "list"}),
         ValueError,
-        "^arrays names 'input_ids', which goes with the tokens of 'input_ids': the layout says how these lie",
+        "^arrays names 'input_ids', which is planned over: it is padded, packed and cut like tokens. Leave it out of arrays=",
+    ),
+    "the labels": (
+        lambda: next(iter(bf.from_sequence([{"input_ids": [1], "labels": [1]}]).batch(2, arrays={"labels": "list"}))),
+        ValueError,
+        "^arrays names 'labels', which goes with the tokens of 'input_ids': the layout says how these lie",
     ),
     "a collate_fn": (
         lambda: bf.from_sequence(IMAGES).batch(2, arrays={"x": "list"}, collate_fn=list),
@@ -511,7 +574,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "groups": (
         lambda: bf.from_sequence(IMAGES).batch(2, arrays={"x": "pad"}, layout="grouped"),
         ValueError,
-        r"^layout='grouped' gives arrays as lists \(got arrays=\{'x': 'pad'\}\)",
+        r"^layout='grouped' stacks arrays of one shape, and gives others as lists \(got arrays=\{'x': 'pad'\}\)",
     ),
     "several shapes": (
         lambda: next(iter(bf.from_sequence(IMAGES).batch(2, arrays={"x": "stack"}))),
@@ -569,3 +632,32 @@ def test_a_scalar_without_a_dimension_keeps_its_type() -> None:
     )
     (batch,) = data.batch(1, length_column="b")
     assert (batch["a"].dtype, batch["b"].dtype, batch["a"].tolist()) == (torch.float32, torch.int64, [1.5])
+
+
+def test_more_than_32_bits_of_values_have_wider_offsets_and_are_stored_in_narrow_ones() -> None:
+    kind = bf.array_type("uint8", (None, None, 3))
+    column = as_column([np.ones((2, 1, 3), np.uint8), np.zeros((1, 0, 3), np.uint8)], kind)
+    wide = conform(pa.record_batch({"x": column}), pa.schema({"x": large(kind)}))
+    assert wide.schema.field("x").type.large
+    back = conform(wide, pa.schema({"x": kind}))
+    assert back.schema.field("x").type == kind
+    assert [one.tolist() for one in arrays_in(wide.column("x")) or []] == [
+        one["x"].tolist() for one in bf.from_sequence(back)
+    ]
+    narrow = conform(pa.record_batch({"x": column}), pa.schema({"x": bf.array_type("float32", (None, None, None))}))
+    assert [one["x"].dtype for one in bf.from_sequence(narrow)] == [np.float32] * 2
+
+
+@pytest.mark.parametrize(("other", "shape"), [((4, 3), (None, 3)), ((2, 5), (2, None)), ((4, 5), (None, None))])
+def test_data_sets_whose_arrays_differ_in_shape_are_joined(other: tuple[int, ...], shape: Shape) -> None:
+    """They were an error, although a function that returns both shapes was none."""
+    first, second = (
+        bf.from_sequence([{"input_ids": [1], "x": np.full(one, 1, dtype)}] * 2)
+        for one, dtype in (((2, 3), "float32"), (other, "int8"))
+    )
+    for data in (first + second, second + first, bf.interleave_datasets([first.stream(), second.stream()], stop="all")):
+        (batch,) = data.batch(4)
+        assert batch["x"].dtype == torch.float32
+        assert "x: an array of float of shape" in repr(data) or not isinstance(data, bf.IndexedDataset)
+        assert batch["x_mask"].ndim == 1 + shape.count(None)
+        assert sorted(sample["x"].shape for sample in data) == sorted([(2, 3), other] * 2)

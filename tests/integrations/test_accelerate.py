@@ -340,3 +340,11 @@ def test_batches_that_are_made_for_steps_of_several_set_the_accumulation() -> No
     triply = bf.from_sequence([{"input_ids": [row]} for row in range(12)]).batch(6, micro_batches=3)
     with pytest.raises(ValueError, match=r"of 3 .* over 2 \(gradient_accumulation_steps=2\). Set"):
         prepare(Accelerator(cpu=True), batches.loader(), triply.loader())
+
+
+def test_arrays_are_refused() -> None:
+    batches = bf.from_sequence([[1], [2]]).batch(1).numpy()
+    with pytest.raises(
+        ValueError, match=r"^these batches are numpy arrays, and a trainer's model takes tensors. Leave numpy"
+    ):
+        prepare(Accelerator(cpu=True), batches.loader())

@@ -272,6 +272,7 @@ def known(folder: Path) -> Loader:
             {},
             r"^Lightning reads 2 loaders side by side, and how many batches they have is not known",
         ),
+        (lambda folder: batches("indexed", folder).numpy().loader(), {}, r"^these batches are numpy arrays, and a trainer's mod"),
         (lambda folder: Around(known(folder)), {}, r"^Lightning reads this loader inside of another object, "),
         (lambda folder: Around(bf.AsyncLoader(known(folder), "cpu")), {}, r"^Lightning reads this loader inside of another o"),
     ],

@@ -827,6 +827,16 @@ def test_batches_that_are_made_for_steps_of_several_set_the_accumulation(tmp_pat
         trainer_class(Trainer)(model=llama(), args=other, train_dataset=batches)
 
 
+def test_arrays_are_refused(tmp_path: Path) -> None:
+    batches = bf.from_sequence(rows(40)).batch_by_tokens(64)
+    words = r"^these batches are numpy arrays, and a trainer's model takes tensors. Leave numpy"
+    with pytest.raises(ValueError, match=words):
+        trainer_class(Trainer)(model=llama(), args=settings(tmp_path), train_dataset=batches.numpy())
+    trainer = trainer_class(Trainer)(model=llama(), args=settings(tmp_path), train_dataset=batches)
+    with pytest.raises(ValueError, match=words):
+        trainer.evaluate(batches.numpy())
+
+
 # -- models and trainers that are not served
 
 

@@ -238,10 +238,10 @@ def test_few_numbers_of_micro_batches_are_tried(name: str, num_ranks: int, monke
     tried: list[int] = []
     summed = dealing.summed
 
-    def counted(work: Any) -> Any:
+    def counted(work: Any, settled: float = dealing.SETTLED) -> Any:
         if len(work.costs) == 4_097 and work.num_parts > num_ranks:  # micro batches of the whole step
             tried.append(work.num_parts)
-        return summed(work)
+        return summed(work, settled)
 
     monkeypatch.setattr(micro, "summed", counted)
     ranks = bf.micro_batches(ALIKE[name](4_097), 100, num_ranks=num_ranks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tracemalloc
 from functools import cache
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 import brimful as bf
+from benchmarks.plan import sft
+from benchmarks.planners import KINDS, PLANNERS, WORK, Ranks, work
 from tests.effort import SOAK, times
 
 Ints = NDArray[np.int64]
@@ -227,3 +231,144 @@ def test_limits_units_and_counts_are_always_kept(name: str) -> None:
         plan = planned(arguments, settings)
         if plan is not None:
             check(plan, arguments, settings)
+
+
+def test_a_plan_is_a_function_of_its_input_which_is_left_alone() -> None:
+    lengths = np.random.default_rng(0).integers(1, 500, 400)
+    lengths.flags.writeable = False
+    units = np.arange(400) // 4
+    for settings in ({}, {"units": units}, {"units": units, "units_within": "rank"}, {"padded": True}):
+        one, other = (bf.steps(lengths.copy() if copy else lengths, 4_000, 4, **settings) for copy in (False, True))
+        for name in ("step", "micro_batch", "rank", "counts", "loads"):
+            assert np.array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_sizes_by_name_and_in_columns_are_the_same() -> None:
+    tokens, images = np.random.default_rng(0).integers(1, 9, (2, 60))
+    limits = {"tokens": 40, "samples": 8, "images": 20}
+    named = bf.steps({"images": images, "tokens": tokens}, limits, 3)
+    columns = bf.steps(np.stack([tokens, images], axis=1), limits, 3)
+    assert np.array_equal(named.numbers, columns.numbers)
+    assert np.array_equal(named.bounds, columns.bounds)
+    assert max(len(part) for rank in named.batches[0] for part in rank) <= 8
+
+
+def test_micro_batches_are_those_of_one_step() -> None:
+    lengths = np.random.default_rng(0).integers(1, 500, 300)
+    ranks = bf.micro_batches(lengths, 4_000, num_ranks=4, cost=ATTENTION)
+    (step,) = bf.steps(lengths, 4_000, 4, cost=ATTENTION).batches
+    assert [[sorted(part.tolist()) for part in rank] for rank in ranks] == [
+        [part.tolist() for part in rank] for rank in step
+    ]
+
+
+def test_most_samples_of_a_micro_batch_alone_can_be_limited() -> None:
+    plan = bf.steps([5, 9, 2, 7, 4, 4], {"samples": 2}, 1)
+    assert plan.counts.tolist() == [[3]]
+    assert [len(part) for part in plan.batches[0][0]] == [2, 2, 2]
+
+
+REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+    (
+        ([5, 6], 8, 3),
+        {},
+        ValueError,
+        "step 0 has 2 samples for 3 ranks, and no rank may be empty; take fewer ranks, or",
+    ),
+    (([5, 6, 7], 9, 2), {"samples_per_step": 2}, ValueError, "step 1 has 1 sample for 2 ranks"),
+    (([5, 6, 7], 40, 2), {"units": [1, 1, 1]}, ValueError, "step 0 has 1 unit for 2 ranks"),
+    (([], 40, 2), {}, ValueError, "step 0 has 0 samples for 2 ranks"),
+    (
+        ([5, 60], 40, 1),
+        {},
+        bf.OverlongError,
+        "a sample of 60 tokens (sample 1) cannot fit tokens=40; filter it, or raise",
+    ),
+    (([5, 30, 20], 40, 1), {"units": [0, 1, 1]}, bf.OverlongError, "a unit of 2 samples (sample 1) has 50 in sum"),
+    (
+        ([5, 30, 10], 50, 1),
+        {"units": [0, 1, 1], "padded": True},
+        bf.OverlongError,
+        "a unit of 2 samples (sample 1) is padded to 30 tokens each, 60 in all, and cannot fit tokens=50; filter it, or",
+    ),
+    (
+        ([5, 3, 1], 50, 1),
+        {"units": [0, 1, 1], "samples_per_step": 1},
+        bf.OverlongError,
+        "a unit of 2 samples (sample 1) cannot fit samples_per_step=1, and no step may part it; filter it, or take more",
+    ),
+    (([5], 8, 0), {}, ValueError, "num_ranks must be at least 1 rank (got 0)"),
+    (([5], 0, 1), {}, ValueError, "limits must be at least 1 token (got 0)"),
+    (([5], {}, 1), {}, ValueError, "limits must be at least 1: limits=16_384, or"),
+    (([5], 8, 1), {"multiple_of": 0}, ValueError, "multiple_of must be at least 1 micro batch (got 0)"),
+    (([5], 8, 1), {"same_count": 1}, TypeError, "same_count must be True or False (got 1)"),
+    (([5], 8, 1), {"units_within": "step"}, ValueError, "units_within must be one of micro_batch, rank (got 'step')"),
+    (([5], 8, 1), {"units": [1, 2]}, ValueError, "units has a number for each of 1 sample"),
+    (([5], 8, 1), {"padded": "images"}, ValueError, "padded names 'images', and the limits are of tokens"),
+    (
+        ([5], 8, 1),
+        {"cost": [1.0, 2.0]},
+        ValueError,
+        "cost has a number for each of 1 sample (got an array of float64 (2,))",
+    ),
+    (([5], 8, 1), {"cost": [float("nan")]}, ValueError, "cost must be finite and not negative (sample 0 has nan)"),
+    (([[5, 1]], 8, 1), {}, ValueError, "the limits are of 1 sizes, tokens (got shape (1, 2))"),
+    (({"words": [5]}, 8, 1), {}, ValueError, "the sizes are words, and the limits are of tokens"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "settings", "error", "words"), REFUSED)
+def test_what_cannot_be_planned_is_refused(
+    arguments: tuple[Any, ...], settings: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        bf.steps(*arguments, **settings)
+
+
+def test_a_million_samples_take_150_megabytes() -> None:
+    lengths = sft(1_000_000, 0)
+    tracemalloc.start()
+    try:
+        plan = bf.steps(lengths, 16_384, 1_024)
+        assert tracemalloc.get_traced_memory()[1] <= 150e6
+    finally:
+        tracemalloc.stop()
+    filled = np.bincount(plan.counts.max() * plan.rank + plan.micro_batch, lengths)
+    assert filled.max() <= 16_384
+    assert len(filled) == plan.counts.sum() == np.count_nonzero(filled)
+    assert plan.imbalance <= 1.0005
+    assert len(filled) <= -(-int(lengths.sum()) // 16_384) + 1_024
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [8, 16])
+def test_no_planner_of_another_project_is_better(kind: str, ranks: int) -> None:
+    lengths = KINDS[kind](32 * ranks, 0)
+    limit, costs = 2 * int(lengths.max()), work(lengths)
+
+    def judged(found: Ranks) -> tuple[float, int]:
+        loads = [sum(costs[part].sum() for part in parts) for parts in found]
+        return max(loads) / float(np.mean(loads)), max(map(len, found))
+
+    greatest, number = judged(PLANNERS["brimful"](lengths, limit, ranks))
+    for name, plan in PLANNERS.items():
+        other, others = judged(plan(lengths, limit, ranks))
+        assert number <= others, name
+        assert greatest <= 1.001 * other or number < others, name
+
+
+def test_several_limits_of_many_samples_are_nearly_full() -> None:
+    draw = np.random.default_rng(0)
+    sizes, limits = {"tokens": sft(12_000, 0), "images": draw.integers(0, 5, 12_000)}, {"tokens": 16_384, "images": 64}
+    plan = bf.steps(sizes, limits, 8)
+    part = np.cumsum(plan.counts[0])[plan.rank] - plan.counts[0][plan.rank] + plan.micro_batch
+    for name, limit in limits.items():
+        assert np.bincount(part, sizes[name]).max() <= limit
+    fewest = max(int(own.sum()) / limits[name] for name, own in sizes.items())
+    assert plan.counts.sum() <= 1.06 * fewest + 8
+    assert plan.imbalance <= 1.005
+
+
+def test_ranks_of_padded_micro_batches_and_of_many_samples_have_equal_work() -> None:
+    assert bf.steps(KINDS["lognormal"](512, 0), 8_192, 8, padded=True, cost=WORK).imbalance <= 1.003
+    assert bf.steps(KINDS["WikiText"](100_000, 0), 1_024, 64, cost=WORK).imbalance <= 1.0003

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from brimful.tables.arrays import RaggedArrayType
 from brimful.tables.schema import as_json, from_json
 
 NAMED = [
@@ -20,12 +21,14 @@ NAMED = [
     pa.struct([("z", pa.int64()), ("a", pa.list_(pa.struct([("b", pa.string())])))]), pa.struct([]),
     pa.struct([pa.field("a", pa.int64(), nullable=False)]), pa.map_(pa.string(), pa.list_(pa.int8())),
     pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.int64(), ordered=True),
-    pa.fixed_shape_tensor(pa.uint8(), (2, 3)), pa.list_(pa.field("element", pa.int64())),
+    pa.fixed_shape_tensor(pa.uint8(), (2, 3)), RaggedArrayType(pa.uint8(), (None, None, 3)),
+    pa.list_(pa.field("element", pa.int64())),
 ]  # fmt: skip
 OF_ARROW = [
     pa.list_view(pa.int8()), pa.large_list_view(pa.int8()), pa.run_end_encoded(pa.int32(), pa.string()),
     pa.map_(pa.string(), pa.int64(), keys_sorted=True), pa.fixed_shape_tensor(pa.int8(), (2, 3), dim_names=["y", "x"]),
     pa.struct([pa.field("a", pa.uuid()), pa.field("a", pa.int8())]), pa.json_(), pa.bool8(),
+    RaggedArrayType(pa.int8(), (None, None), large=True),
     pa.dense_union([pa.field("a", pa.int8())]),
 ]  # fmt: skip
 

@@ -155,12 +155,14 @@ class ColumnRules:
         return next((number for number, prefix in enumerate(self.prefixes) if prefix and name.startswith(prefix)), 0)
 
     def lists_among(self, fields: Mapping[str, pa.Field]) -> tuple[int, ...]:
-        """The numbers of the length columns that are lists; none where one is not among the columns."""
+        """The numbers of the length columns that are lists, unless they have a form of their own; none where one is not among the
+        columns."""
         there = [name in fields or name in self.functions for name in self.length_columns]
         if not all(there):
             return ()
         names = enumerate(self.length_columns)
-        return tuple(number for number, name in names if name in fields and is_list_column(fields[name].type))
+        padded = {name for name in fields if self.arrays.get(name, "pad") == "pad"}
+        return tuple(number for number, name in names if name in padded and is_list_column(fields[name].type))
 
     @once
     def labels_follow(self) -> LabelsFollow:

@@ -185,6 +185,9 @@ class TableIndex(DataIndex):
 
 
 def _counts_of(lists: pa.Array) -> NDArray[np.int32]:
+    lists = (
+        lists.storage if isinstance(lists, pa.ExtensionArray) else lists
+    )  # of Array2D, whose first dimension is ragged
     counts = numpy_of(pc.list_value_length(lists)).astype(np.int32)
     counts[null_in(lists)] = _NULL
     values = lists.flatten()

@@ -13,6 +13,7 @@ from brimful.core.facts import facts_of
 from brimful.core.states import merge_states
 from brimful.loader import Loader
 from brimful.plan.errors import RankError
+from brimful.tensors.on_device import check_tensors
 
 Ours: TypeAlias = Loader | AsyncLoader
 Gather: TypeAlias = Callable[[list[Any]], list[Any]]
@@ -103,9 +104,12 @@ def accumulated(loaders: Iterable[Any], given: int, setting: str, *, may_set: bo
         given: by the trainer's own setting; 1: it says nothing, if `may_set`.
         setting: its name.
     Raises:
-        ValueError: it is another number, with both.
+        ValueError: it is another number, with both. Or batches are numpy arrays.
     """
-    known = [facts_of(stage_of(one)).batches for one in loaders]
+    stages = [stage_of(one) for one in loaders]
+    for stage in stages:
+        check_tensors(stage, "a trainer's model takes tensors")
+    known = [facts_of(stage).batches for stage in stages]
     for one in known:
         refuse_as_needed(getattr(one, "samples_per_step", None), f"{setting}={given}")
     made_for = [getattr(one, "micro_batches", None) for one in known]

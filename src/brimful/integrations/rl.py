@@ -158,10 +158,10 @@ class TokenBudgetBatcher(torch.utils.data.IterableDataset[list[list[Any]]]):
         window: int = 4,
     ) -> None:
         self.dataset = dataset
-        self.num_processes = integer("num_processes", num_processes, 1, "rank")
-        self.token_budget = integer("token_budget", token_budget, 1, "token")
-        self.metrics = {} if metrics is None else metrics
-        self.window = integer("window", window, 1, "micro batch")
+        self.num_processes: int = integer("num_processes", num_processes, 1, "rank")
+        self.token_budget: int = integer("token_budget", token_budget, 1, "token")
+        self.metrics: dict[str, list[float]] = {} if metrics is None else metrics
+        self.window: int = integer("window", window, 1, "micro batch")
 
     def __iter__(self) -> Iterator[list[list[Any]]]:
         room = self.window * self.num_processes * self.token_budget
@@ -219,8 +219,8 @@ def build_dp_schedule(
         global_batch_size: rollouts of a step. Those that do not fill the last step are left out.
         rollout_indices: the rollout of each sample, (n,). All samples of a rollout are in one step.
     Returns:
-        The samples of each rank; for each rank its micro batches, which count its own samples from 0; the number of micro
-            batches of a rank in each step; and the rollouts of each step.
+        The samples of each rank. For each rank its micro batches, which count its own samples from 0. The number of micro
+            batches of a rank in each step. The rollouts of each step.
     Raises:
         OverlongError: a sample alone exceeds the limit.
         ValueError: fewer rollouts than a step has, or a step with fewer samples than micro batches.

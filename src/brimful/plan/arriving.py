@@ -54,9 +54,9 @@ class Planner:
     """
 
     def __init__(self, limits: int | Mapping[str, int], *, max_open: int = 16, max_wait: int = 256) -> None:
-        self.limits = dict(limits) if isinstance(limits, Mapping) else limits
-        self.max_open = integer("max_open", max_open, 1, "micro batch")
-        self.max_wait = integer("max_wait", max_wait, 0, "sample")
+        self.limits: int | dict[str, int] = dict(limits) if isinstance(limits, Mapping) else limits
+        self.max_open: int = integer("max_open", max_open, 1, "micro batch")
+        self.max_wait: int = integer("max_wait", max_wait, 0, "sample")
         self._most = limits_by_name(limits)
         self._caps = np.array([*self._most.values()], np.int64)
         self._ends = [

@@ -27,6 +27,8 @@ _OTHERS = 16
 """How many parts are tried for an exchange, cheapest first."""
 _DIFFERENCED = 4_096
 """Largest differencing is tried for so many items: above it, longest first is as good."""
+_FITTED = 4_096
+"""So many items with several sizes are fitted together: more would take a time that grows with their square."""
 _EXCHANGES = 1 << 24
 """Parts times exchanges: to look for one goes by all parts, and so long takes about a second."""
 _PAIRS = 1 << 11
@@ -166,16 +168,20 @@ def first_number(
     return best
 
 
-def summed(work: Work) -> IntArray | None:
-    """The part of each item; None where no way was found that keeps the limits."""
+def summed(work: Work, settled: float = SETTLED) -> IntArray | None:
+    """The part of each item; None where no way was found that keeps the limits.
+
+    Args:
+        settled: as good as the best, times the lower bound.
+    """
     best: IntArray | None = None
     least = np.inf
     for start in _starts(work):
-        part_of = exchanged(work, none_empty(work, start))
+        part_of = exchanged(work, none_empty(work, start), settled=settled)
         dearest = work.loads(part_of).max(initial=0)
         if dearest < least:
             best, least = part_of, dearest
-        if least <= work.bound * SETTLED:
+        if least <= work.bound * settled:
             break
     else:
         if len(work.costs) <= EXACT_ITEMS:
@@ -317,7 +323,13 @@ def fitted(work: Work) -> IntArray:
         part_of[order] = best_fit(lengths[order], int(work.limits[0]))
     elif len(work.limits):
         some = np.flatnonzero(work.sizes.any(axis=1))
-        part_of[some] = fit_sizes(work.sizes[some], work.limits.tolist())
+        order = some[np.argsort(-(work.sizes[some] / work.limits).max(axis=1), kind="stable")]
+        count, shares = 0, -(-len(some) // _FITTED) or 1
+        for share in range(shares):  # each like the whole: few parts are looked through for an item
+            own = order[share::shares]
+            found = fit_sizes(work.sizes[own], work.limits.tolist())
+            part_of[own] = count + found
+            count += int(found.max(initial=-1)) + 1
     return part_of
 
 
@@ -345,7 +357,7 @@ def none_empty(work: Work, part_of: IntArray) -> IntArray:
     return part_of
 
 
-def exchanged(work: Work, part_of: IntArray, group_of: IntArray | None = None) -> IntArray:
+def exchanged(work: Work, part_of: IntArray, group_of: IntArray | None = None, settled: float = SETTLED) -> IntArray:
     """The same after exchanges between the dearest group of parts and another: an item for a cheaper one, or for none.
 
     Args:
@@ -356,7 +368,7 @@ def exchanged(work: Work, part_of: IntArray, group_of: IntArray | None = None) -
     num_groups = int(groups.max(initial=0)) + 1
     by_group = replace(work, num_parts=num_groups)
     of_group = groups[part_of]
-    loads, enough = by_group.loads(of_group), by_group.bound * SETTLED
+    loads, enough = by_group.loads(of_group), by_group.bound * settled
     if loads.max(initial=0) <= enough:
         return part_of
     part_of = part_of.copy()
@@ -374,10 +386,10 @@ def exchanged(work: Work, part_of: IntArray, group_of: IntArray | None = None) -
     before = np.inf
     for number in range(_exchanges(num_groups)):
         dearest = int(loads.argmax())
-        settled = loads[dearest] <= enough
+        done = loads[dearest] <= enough
         if not number % (num_groups + 8):  # each group had its turn, and hardly anything came of it
-            settled, before = settled or loads[dearest] * SETTLED > before, loads[dearest]
-        if settled:
+            done, before = done or loads[dearest] * SETTLED > before, loads[dearest]
+        if done:
             break
         own = own_of(dearest)
         for other in _least(loads, others):

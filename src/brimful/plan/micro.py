@@ -31,6 +31,8 @@ from .plan import IntArray
 _BY_RANK = 1 << 16
 """For so many items it is also tried to deal them to the ranks first, which takes as long again."""
 _BISECTIONS = 12
+_ALIKE = 1.002
+"""Times the lower bound: micro batches need no more, where a rank has several, since ranks are evened out after that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +156,9 @@ def _fewest(step: Step) -> IntArray:
 
 def _parts(step: Step, number: int) -> IntArray | None:
     """The micro batch of each item, of so many; None where no way was found that keeps the limits."""
-    return _evenly_cut(step, number) if step.pads else summed(step.work(number))
+    if step.pads:
+        return _evenly_cut(step, number)
+    return summed(step.work(number), SETTLED if number <= step.num_ranks else _ALIKE)
 
 
 def _cut(step: Step, most: float) -> tuple[IntArray, IntArray, IntArray]:

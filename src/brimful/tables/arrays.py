@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,18 @@ Shape: TypeAlias = tuple[int | None, ...]
 """The size of each dimension; None where it is ragged."""
 
 
-class RaggedArrayType(pa.ExtensionType):  # type: ignore[misc]
+if TYPE_CHECKING:  # pyarrow has no types
+
+    class ExtensionType:
+        storage_type: pa.DataType
+
+        def __init__(self, storage_type: pa.DataType, extension_name: str) -> None: ...
+
+else:
+    ExtensionType = pa.ExtensionType
+
+
+class RaggedArrayType(ExtensionType):
     """Arrays of any number of ragged dimensions. Rows are stored as in Arrow's `variable_shape_tensor`: a struct of the values
     of an array, and of its shape.
 
@@ -58,8 +69,9 @@ class RaggedArrayType(pa.ExtensionType):  # type: ignore[misc]
         return cls(data.value_type, json.loads(serialized)["uniform_shape"], pa.types.is_large_list(data))
 
     def __eq__(self, other: object) -> bool:
-        own = isinstance(other, RaggedArrayType)
-        return own and self.storage_type == other.storage_type and self.shape == other.shape  # type: ignore[attr-defined]
+        if not isinstance(other, RaggedArrayType):
+            return False
+        return bool(self.storage_type == other.storage_type) and self.shape == other.shape
 
     def __hash__(self) -> int:
         return hash((str(self.storage_type), self.shape))
@@ -182,6 +194,28 @@ def fits_shape(shape: Shape, wanted: Shape) -> bool:
     (True, False, False)
     """
     return len(shape) == len(wanted) and all(size in (None, one) for one, size in zip(shape, wanted))
+
+
+def common_shapes(schemas: Sequence[pa.Schema]) -> dict[str, pa.DataType]:
+    """The columns of arrays whose shapes, or numbers, differ from one schema to another: the type that has them all, by name.
+
+    >>> one, other = (pa.schema([("x", array_type("int8", shape))]) for shape in ((2, 3), (4, 3)))
+    >>> common_shapes([one, other])
+    {'x': ListType(list<item: fixed_size_list<item: int8>[3]>)}
+    """
+    found: dict[str, list[ArrayKind]] = {}
+    for schema in schemas:
+        for field in schema:
+            if (own := kind_of(field.type)) is not None:
+                found.setdefault(field.name, []).append(own)
+    common = {}
+    for name, kinds in found.items():
+        if len({*kinds}) > 1 and len({len(kind.shape) for kind in kinds}) == 1:
+            numbers = [pa.schema([("", kind.value_type)]) for kind in kinds]
+            value_type = pa.unify_schemas(numbers, promote_options="permissive").field(0).type
+            sizes = zip(*(kind.shape for kind in kinds))
+            common[name] = array_type(value_type, [each[0] if len({*each}) == 1 else None for each in sizes])
+    return common
 
 
 def in_shape(array: pa.Array, kind: pa.DataType) -> pa.Array:

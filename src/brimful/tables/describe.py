@@ -12,6 +12,7 @@ import pyarrow as pa
 from brimful.core.facts import Facts, chain, facts_of, label_of
 from brimful.core.header import SHUFFLES
 from brimful.core.stage import Stage
+from brimful.tables.arrays import kind_of
 from brimful.tables.blocks import WIDE
 from brimful.tables.ragged import is_list
 from brimful.tables.schema import type_name
@@ -99,7 +100,7 @@ def _columns(known: Facts) -> str:
 
 def _kind(kind: pa.DataType) -> str:
     """A type as samples have it: a store has narrower integers."""
-    if not is_list(kind):
+    if not is_list(kind) or kind_of(kind) is not None:
         return type_name(kind)
     inner = _kind(kind.value_type)
     return f"list of {inner if pa.types.is_fixed_size_list(kind) else WIDE.get(inner, inner)}"

@@ -20,7 +20,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from brimful.plan.errors import DataError
-from brimful.tables.arrays import RaggedArrayType, column_of_arrays, dtype_in, fits_shape, in_shape, kind_of
+from brimful.tables.arrays import (
+    RaggedArrayType,
+    column_of_arrays,
+    common_shapes,
+    dtype_in,
+    fits_shape,
+    in_shape,
+    kind_of,
+)
 from brimful.tables.objects import (
     JSON,
     NestedError,
@@ -393,12 +401,17 @@ def _settled(kind: pa.DataType) -> pa.DataType:
 
 
 def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The columns of two schemas, numbers widened. What is JSON in one of them is JSON.
+    """The columns of two schemas, numbers widened, arrays ragged where their shapes differ. What is JSON in one of them is JSON.
 
     Raises:
         pa.ArrowException: a column has two types without a common one.
     """
     of_json = [field.name for schema in schemas for field in schema if is_json(field.type)]
+    common = common_shapes(schemas)
+    if common:
+        schemas = [
+            pa.schema([field.with_type(common.get(field.name, field.type)) for field in schema]) for schema in schemas
+        ]
     if not of_json:
         return pa.unify_schemas(schemas, promote_options="permissive")
     typed = [

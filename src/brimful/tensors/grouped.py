@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from brimful.arrays.columns import ListColumn, ObjectColumn, WindowColumns, refuse_taken
+from brimful.arrays.columns import ListColumn, StackedColumn, WindowColumns, refuse_taken
 from brimful.arrays.layout import Layout
 from brimful.arrays.padded import Padded
 from brimful.batching.batch import Batch
@@ -30,9 +30,9 @@ class Grouped(Layout):
     group, `.ungroup()` gives the samples back in the order of the batch. Padding comes last.
 
     In `groups` are lists of numbers, numbers, arrays of one shape, `attention_mask` and `lengths`. Beside it, as lists in the
-    order of the batch, is what makes no tensor: text, and lists of it. A ragged dimension bears the
-    name of its column; of those that go with a length column, `attention_mask` too, the name is that of the length column:
-    `apply(model, inputs=["input_ids"], masks="input_ids", outputs="input_ids ...")`, or `masks="~input_ids"`.
+    order of the batch, are arrays with a ragged dimension, and what makes no tensor: text, and lists of it. A ragged dimension
+    bears the name of its column; of those that go with a length column, `attention_mask` too, the name is that of the length
+    column: `apply(model, inputs=["input_ids"], masks="input_ids", outputs="input_ids ...")`, or `masks="~input_ids"`.
 
     A loss is a sum over the groups, so that each token weighs the same:
 
@@ -99,7 +99,7 @@ class Grouped(Layout):
 
 
 def _check_names(columns: WindowColumns) -> None:
-    names = [column.name for column in columns.all if not isinstance(column, ObjectColumn)]
+    names = [column.name for column in columns.all if isinstance(column, ListColumn | StackedColumn)]
     if not names:
         raise DataError(
             f"layout='grouped' needs at least 1 column of numbers or of lists of them (columns: "

@@ -80,8 +80,8 @@ class OnDevice(Stage[Any]):
                 yield defer(one, received) if run.ahead else received(one), after
 
 
-def check_tensors(stage: Stage[Any]) -> None:
-    """Refuses batches that stay arrays, which would not be sent.
+def check_tensors(stage: Stage[Any], why: str = "only tensors are sent to a device") -> None:
+    """Refuses batches that stay arrays, and says why.
 
     Raises:
         ValueError: with the remedy.
@@ -89,8 +89,8 @@ def check_tensors(stage: Stage[Any]) -> None:
     known = facts_of(stage).batches
     if known is not None and known.collated is not None and known.collated.convert is None:
         raise ValueError(
-            "these batches are numpy arrays, and only tensors are sent to a device. Leave numpy() out, or send the arrays "
-            "yourself, such as by jax.device_put(batch)"
+            f"these batches are numpy arrays, and {why}. Leave numpy() out, or send the arrays yourself, such as by "
+            "jax.device_put(batch)"
         )
 
 

@@ -28,6 +28,7 @@ from brimful.isolation.guard import packed_segments
 from brimful.loader import Loader
 from brimful.plan.errors import logger
 from brimful.tensors.loss import rows_that_count
+from brimful.tensors.on_device import check_tensors
 
 Given: TypeAlias = Batches | Ours
 SKIPPED: Final = object()
@@ -174,6 +175,7 @@ def refuse_evaluation(name: str, given: Given, is_trained_on: bool) -> None:
         raise ValueError(
             f"{name} is the loader of train_dataset, and an evaluation would move it: give it one of its own, batches.loader()"
         )
+    check_tensors(stage_of(given), "a trainer's model takes tensors")
     refuse_static_buffers(stage_of(given), f"an evaluation of {name}")  # which keeps the labels of all batches
     if steps_set(given) is not None:
         raise ValueError(
