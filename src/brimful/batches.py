@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args
 
+import numpy as np
+
 from brimful.arrays.collated import Collated, LaidOut, Unlabelled
 from brimful.arrays.columns import ColumnRules
 from brimful.arrays.forms import Form
@@ -794,7 +796,10 @@ def _rules(
         raise TypeError(f"pad_values must be numbers (got {odd[0]!r})")
     fills = {name: padding.id for name, padding in known.items() if padding.id is not None and not is_labels(name)}
     wanted = check_mapping("dtypes", columns.dtypes, "{'input_ids': 'int32'}")
-    dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in wanted.items()}  # torch.int32 too
+    dtypes = {
+        name: np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else str(dtype).removeprefix("torch.")
+        for name, dtype in wanted.items()  # np.int32, jnp.int32 and torch.int32 too
+    }
     named = () if lengths == ("input_ids",) else [one for one in sizes if isinstance(one, str)]
     arrays = check_mapping("arrays", columns.arrays, "{'pixels': 'concat'}")
     explicit = tuple(dict.fromkeys((*named, *given, *dtypes, *arrays)))

@@ -512,6 +512,12 @@ def test_what_a_type_does_not_hold_is_refused(rows: Rows, options: Any, message:
         next(iter(data.pack(4, **options) if layout == "packed" else data.batch(1, **({"layout": layout} | options))))
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.dtype("uint8"), torch.int16, float])
+def test_a_type_is_named_by_text_or_by_numpy_or_torch(dtype: Any) -> None:
+    batch = next(iter(bf.from_sequence([[1, 2]]).batch(1, dtypes={"input_ids": dtype})))
+    assert str(batch["input_ids"].dtype) in ("torch.int32", "torch.uint8", "torch.int16", "torch.float64")
+
+
 def test_a_number_beyond_int64_is_not_wrapped() -> None:
     table = pa.table({"input_ids": pa.array([[1]]), "hash": pa.array([2**63], pa.uint64())})
     with pytest.raises(bf.DataError, match=r"'hash' holds 9,223,372,036,854,775,808, which int64 does not"):

@@ -206,7 +206,10 @@ def test_bad_sizes_are_told_with_their_place() -> None:
     ):
         list(bf.from_sequence(rows).batch_by_tokens(10, length_column="seconds"))
     for wrong, words in (
-        (lambda block: [1], r"must give a number for each of 2 rows \(got int64 of shape \(1,\)\)"),
+        (
+            lambda block: [1],
+            r"gets a block of rows, and must give a number for each of 2 rows \(got int64 of shape \(1,\)\)",
+        ),
         (lambda block: [1, -2], r"must give whole numbers, 0 or more \(got -2 for sequence, row 1\)"),
         (lambda block: [1, np.nan], r"must give whole numbers, 0 or more \(got"),
     ):
@@ -243,6 +246,45 @@ def test_bad_sizes_are_told_with_their_place() -> None:
 def test_other_settings_are_refused(how: dict[str, Any], words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         DATA.batch(BUDGET, **how)
+
+
+@pytest.mark.parametrize("size", ["num_patches", doubled])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_size_of_a_whole_sample_cuts_no_list(size: Any, streamed: bool) -> None:
+    data = DATA.stream() if streamed else DATA
+    name = "'num_patches'" if size == "num_patches" else "doubled"
+    words = (
+        f"overlong='truncate' cuts lists, and length_column={name} says a number of each sample; choose 'raise', 'drop'"
+    )
+    with pytest.raises(ValueError, match=words):
+        list(data.batch_by_tokens(9, length_column=size, overlong="truncate"))
+    with pytest.raises(
+        ValueError, match=f"length_column={name} says a number of each sample, and pack puts lists end to end"
+    ):
+        list(data.pack(64, length_column=size))
+
+
+def test_a_function_that_row_limits_name_is_a_limit_beside_the_tokens() -> None:
+    rows = DATA.pack(64, row_limits={"doubled": 24}, length_column=doubled)
+    both = DATA.pack(64, row_limits={"doubled": 24}, length_column=("input_ids", doubled))
+    taken = [batch["num_patches"].tolist() for batch in rows]
+    assert taken == [batch["num_patches"].tolist() for batch in both]
+    assert max(map(sum, taken)) <= 12
+
+
+def test_a_number_of_0_is_no_sample_without_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    data = bf.from_sequence([{"words": [1] * (n % 2), "num_patches": n % 2} for n in range(8)])
+    assert len([*data.batch_by_tokens(1, length_column="num_patches")]) == 8
+    assert "no tokens" not in caplog.text
+    assert len([*data.batch_by_tokens(1, length_column="words")]) == 8
+    assert "4 samples have none" in caplog.text
+    assert ".filter(lambda sample: len(sample['words']) > 0)" in caplog.text
+
+
+@pytest.mark.parametrize("data", [DATA, DATA.stream(), DATA.select(["input_ids", "ms"]), bf.from_dataset(ROWS)])
+def test_a_size_of_no_column_says_what_sizes_are(data: bf.Dataset) -> None:
+    with pytest.raises(bf.DataError, match=r"'area'.*; a size is .* or what a function in length_column= says"):
+        list(data.batch(bf.MultiBudget(padded={"input_ids": 256}, total={"area": 9})))
 
 
 def test_a_sample_beyond_a_limit_is_told_dropped_or_alone() -> None:

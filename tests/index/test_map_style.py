@@ -361,7 +361,7 @@ def test_errors_name_the_sample() -> None:
         bf.DataError, match=r"length of a Tensor of shape \(2, 2\) is not known \(list( \d+)?, sample 0\).*lengths="
     ):
         bf.from_dataset([(torch.zeros(2, 2), 1)], collate_fn=list).lengths()
-    with pytest.raises(bf.DataError, match=r"no list column 'tokens' .*\(list columns: input_ids\); name another"):
+    with pytest.raises(bf.DataError, match=r"no list column 'tokens' .*\(list columns: input_ids\); .* name another"):
         bf.from_dataset([{"input_ids": [1]}]).lengths("tokens")
     with pytest.raises(
         bf.DataError, match=r"'input_ids' has no list in 1 samples, the first of them list( \d+)?, sample 1;"
@@ -374,7 +374,8 @@ def test_errors_name_the_sample() -> None:
 def test_a_length_that_is_not_that_of_the_sample_is_an_error_with_both() -> None:
     wrong = [*COUNTS[:4], 6, *COUNTS[5:]]
     with pytest.raises(
-        bf.DataError, match=r"'input_ids' has 5 values \(Tokens( \d+)?, sample 4\), and was planned with 6"
+        bf.DataError,
+        match=r"'input_ids' has 5 values \(Tokens( \d+)?, sample 4\), and was planned with 6: .* stream\(",
     ):
         list(bf.from_dataset(Tokens(), lengths=wrong).batch_by_tokens(20))
 

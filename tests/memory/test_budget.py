@@ -102,9 +102,11 @@ def test_it_needs_no_device() -> None:
             "a batch of 1 x 1,000,000 tokens peaks at 8,000,512 bytes, which is above limit_bytes=1,000",
         ),
         ({"lengths": [8], "limit_bytes": 0}, "limit_bytes must be"),
+        ({"lengths": 512}, r"lengths must be a list: the shortest and the longest length of your data \(got 512\)"),
+        ({"lengths": [8], "device": "fake"}, r"estimate takes a model, or a function .* Give the step by make_step="),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(settings: dict[str, object], words: str) -> None:
     given: dict[str, object] = {"limit_bytes": 1_000, "device": "cpu"} | settings
-    with pytest.raises(ValueError, match=words):
-        fit_budget(torch.exp, torch.ones, **given)  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError), match=words):
+        fit_budget(lambda batch: batch.exp(), torch.ones, **given)  # type: ignore[arg-type]

@@ -108,6 +108,8 @@ def test_what_does_not_fit_is_refused_and_nothing_is_placed() -> None:
     assert planner.add([20]).tolist() == [1]
     with pytest.raises(bf.StateError, match=r"limits={'tokens': 100, 'samples': 3}, and the planner {'tokens': 100}"):
         Planner(100).load_state_dict(planner.state_dict())
+    with pytest.raises(bf.StateError, match=r"a state is a dict of limits, next, open, ready, .* \(got next\)"):
+        planner.load_state_dict({"next": 1})
 
 
 @pytest.mark.parametrize(

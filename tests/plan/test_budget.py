@@ -214,3 +214,8 @@ def test_a_sample_that_cannot_fit_is_an_error_with_both_numbers(
 ) -> None:
     with pytest.raises(OverlongError, match=f"^{re.escape(message)}$"):
         policy.plan(lengths)
+
+
+def test_a_cost_that_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"cost must be a function of \(batch_size, padded_length\) \(got 100.0\)"):
+        CostBudget(100.0, AttentionCost(quadratic=1))  # type: ignore[arg-type]

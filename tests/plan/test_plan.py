@@ -204,6 +204,8 @@ def test_lengths_may_be_of_any_integer_type(dtype: type) -> None:
         ([[3, 1], [2, -4]], "lengths must not be negative (sample 1 has [ 2 -4])"),
         (7, "lengths must have shape (n,) or (n, d) (got ())"),
         ([[]], "lengths must have shape (n,) or (n, d) (got (1, 0))"),
+        ([[1, 2], [3]], "(got lists of different lengths); give the len of each"),
+        ({"tokens": [3], "images": [1]}, "lengths take no names here (got tokens, images); give an array"),
     ],
 )
 @pytest.mark.parametrize("policy", [TokenBudget(10), FixedSize(1)])

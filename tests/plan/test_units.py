@@ -212,6 +212,10 @@ def test_a_policy_of_a_users_is_refused_by_name_where_it_parts_a_unit() -> None:
             "a unit of 2 samples (sample 0) has 2 in sum, and cannot fit samples=1",
         ),
         (
+            lambda: bf.steps([8, 2, 2], 10, 1, units=[0, 0, 0]),
+            "or raise the limit, or share it among the micro batches of a rank (units_within='rank')",
+        ),
+        (
             lambda: bf.TokenBudget(20).plan([8, 2], units=[0]),
             "units has a number for each of 2 samples (got an array of shape (1,))",
         ),

@@ -338,6 +338,11 @@ SORTED = "{{ messages | map(attribute='content') | map('lower') | sort | join(' 
             r"DataError: .*message 0 must be a dict with a role, as .* \(keys: who, value\); rename",
         ),
         (make.CHATML, [], r"DataError: .*a conversation must be a list of messages \(got '\[\]'\)"),
+        (
+            make.CHATML,
+            "Hello",
+            r"DataError: .*Hello.* is text, and no JSON of messages .* Make a list of messages of it \(map\)",
+        ),
         (make.CHATML, None, r"DataError: .*a conversation must be a list of messages \(got 'null'\)"),
     ],
 )

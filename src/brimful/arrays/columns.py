@@ -566,7 +566,8 @@ def _unequal(
         return DataError(
             f"column {name!r} has {counts[sample]:,} values ({where(window.block, int(window.rows[sample]))}), and was planned "
             f"with {expected[sample]:,}: its length was given otherwise (lengths= of from_dataset), or differs from one time to "
-            "the next; give the lengths of this column, and have __getitem__ return as many each time"
+            "the next; give the lengths of this column, and have __getitem__ return as many each time, or call "
+            "stream(num_workers=) right after from_dataset"
         )
     named = ", ".join(repr(one) for one in (*rules.length_columns, name))
     apart = f"give length_column=({named}), or " if len(rules.length_columns) == 1 else ""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.batch import PackedPieces, PlannedWindow
-from brimful.batching.sizes import Size, name_of_size, named_sizes
+from brimful.batching.sizes import Size, name_of_size, named_sizes, of_whole_sample, refuse_whole
 from brimful.batching.window import PlanningWindow
 from brimful.core.counters import count
 from brimful.core.header import described
@@ -30,7 +30,7 @@ from brimful.plan.units import parted
 from brimful.rows.functions import call
 from brimful.tables.blocks import Sample, samples
 from brimful.tables.origins import where
-from brimful.tables.ragged import TruncateSide, offsets_of, runs
+from brimful.tables.ragged import TOKENS, TruncateSide, offsets_of, runs
 
 PACKED_BATCHES: Final = 250
 """That a window of packed rows fills, where its size is chosen for the user: half of one, on average, is empty rows."""
@@ -170,6 +170,8 @@ class ByPolicy(BatchPlanner):
         return {"policy": described(self.policy), **_cut(self), **_rounding(self.rounding), **_stacked(self)}
 
     def sizes(self, given: tuple[Size, ...]) -> tuple[tuple[Size, ...], int]:
+        if self.overlong == "truncate" and callable(given[0]) and len(given) == 1:
+            refuse_whole(name_of_size(given[0]), self.overlong, packs=False)
         names: tuple[str, ...] | None = getattr(self.policy, "columns", None)
         if names is None or self.sides > 1:
             return given, len(given)
@@ -178,6 +180,7 @@ class ByPolicy(BatchPlanner):
         return named_sizes(names, given), getattr(self.policy, "num_padded", len(names))
 
     def batches(self, window: PlanningWindow, key: int) -> PlannedWindow:
+        _refuse_uncut(self, window)
         policy = self._of_rows if self.rounding is None else Rounded(self._of_rows, self.rounding)
         plan = _placed(window, policy, self.overlong, self.parts, self.sides)
         window = _truncated(self, window, policy.max_length)
@@ -250,10 +253,15 @@ class ByPacking(BatchPlanner):
                 f"overlong={self.overlong!r} cuts tokens, and row_limits has {limited[0]!r}, which belongs to a whole sample; "
                 "choose 'raise' or 'drop'"
             )
-        first, *others = given
-        return named_sizes((name_of_size(first), *limited), (first, *others)), 1
+        first = given[0]
+        if callable(first):  # of rows, or nothing that could lie in them
+            if name_of_size(first) not in limited:
+                refuse_whole(name_of_size(first), self.overlong, packs=True)
+            given = (TOKENS, *given)
+        return named_sizes((name_of_size(given[0]), *limited), given), 1
 
     def batches(self, window: PlanningWindow, key: int) -> PlannedWindow:
+        _refuse_uncut(self, window)
         row_length, cost = self.policy.row_length, self.policy.cost
         tokens = window.lengths if window.lengths.ndim == 1 else window.lengths[:, 0]
         if self.overlong == "split":
@@ -432,6 +440,13 @@ def _check_truncate(side: TruncateSide, overlong: str) -> None:
     one_of("truncate_side", side, *get_args(TruncateSide))
     if side != "right" and overlong != "truncate":
         raise ValueError(f"truncate_side={side!r} is for overlong='truncate' (got overlong={overlong!r})")
+
+
+def _refuse_uncut(planner: BatchPlanner, window: PlanningWindow) -> None:
+    """Refuses a column of numbers where samples are cut, or packed, by their lengths."""
+    cuts = planner.packs or (planner.overlong == "truncate" and planner.sides == 1)
+    if cuts and of_whole_sample(window):
+        refuse_whole(repr(window.sizes[0]), planner.overlong, planner.packs)
 
 
 def _cut(planner: BatchPlanner) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from brimful.batching.facts import BatchFacts, batch_facts, with_batches
 from brimful.batching.labels import LabelsFollow
 from brimful.batching.order import ShuffleBatches, balance, dearest_first, drop_incomplete, shuffle, shuffle_stream
 from brimful.batching.planners import BatchPlanner
+from brimful.batching.sizes import of_whole_sample
 from brimful.batching.window import InTurn, PlanningWindow
 from brimful.batching.windows import replayed_windows
 from brimful.core.counters import Counts, add_counts, apart, count, counting
@@ -28,6 +29,7 @@ from brimful.plan.costs import SampleCost
 from brimful.plan.errors import StateError, check_bool, check_count, logger
 from brimful.tables.describe import written
 from brimful.tables.origins import where
+from brimful.tables.ragged import TOKENS
 
 
 def count_empty(batches: PlannedWindow, asked: bool) -> None:
@@ -35,7 +37,7 @@ def count_empty(batches: PlannedWindow, asked: bool) -> None:
     if batches.window.lengths.all():
         return
     empty = np.flatnonzero(np.array(batches.num_tokens) == 0)
-    if 0 < len(empty) < len(batches) + asked:
+    if 0 < len(empty) < len(batches) + asked and not of_whole_sample(batches.window):
         window, samples = batches.window, batches.select(empty).numbers
         streamed = window.index is None  # the rows are here
         first = f" (one is {where(window.block, int(window.rows[samples.min()]))})" if streamed else ""
@@ -43,7 +45,8 @@ def count_empty(batches: PlannedWindow, asked: bool) -> None:
             "empty",
             len(samples),
             f"{len(empty):,} of {len(batches):,} batches of a window have no tokens: {len(samples):,} samples have none{first}."
-            " The mean of a loss over no tokens is NaN. To leave them out: .filter(lambda sample: len(sample['input_ids']) > 0)",
+            " The mean of a loss over no tokens is NaN. To leave them out: .filter(lambda sample: "
+            f"len(sample[{window.sizes[0] if window.sizes else TOKENS!r}]) > 0)",
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from brimful.batching.window import PlanningWindow
 from brimful.core.header import described
 from brimful.core.terminal import watched
 from brimful.index.index import Index
@@ -62,6 +63,29 @@ def named_sizes(names: Sequence[str], given: Sequence[Size]) -> tuple[Size, ...]
     if unknown:
         raise ValueError(f"length_column names {unknown[0]!r}, and the limits are of {', '.join(names)}")
     return tuple(functions.get(name, name) for name in names)
+
+
+def of_whole_sample(window: PlanningWindow) -> bool:
+    """Whether what comes first in a size belongs to a whole sample: a number, the height of an image, or what a function says. It
+    is no list of which a part could be left out."""
+    name = window.sizes[0] if window.sizes else TOKENS
+    if name == TOKENS or (window.index is not None and name in window.index.list_columns):
+        return False
+    schema = window.schema
+    return name not in schema.names or is_number(schema.field(name).type) or _is_array(schema, name)
+
+
+def refuse_whole(name: str, overlong: str, packs: bool) -> None:
+    """Refuses to cut, or to pack, by a size that belongs to a whole sample."""
+    if packs:
+        raise ValueError(
+            f"length_column={name} says a number of each sample, and pack puts lists end to end: name the list column of the "
+            "tokens first, and limit other sizes by row_limits="
+        )
+    raise ValueError(
+        f"overlong={overlong!r} cuts lists, and length_column={name} says a number of each sample; choose 'raise', 'drop' or "
+        "'alone'"
+    )
 
 
 def sizes_in(block: Block, sizes: Sequence[Size], required: bool) -> IntArray:
@@ -169,8 +193,8 @@ def _asked(fn: Size, block: Block) -> IntArray:
         ) from error
     if said.shape != (block.num_rows,) or said.dtype.kind not in "iuf":
         raise DataError(
-            f"length_column={name_of(fn)} must give a number for each of {block.num_rows:,} rows (got {said.dtype} of shape "
-            f"{said.shape})"
+            f"length_column={name_of(fn)} gets a block of rows, and must give a number for each of {block.num_rows:,} rows (got "
+            f"{said.dtype} of shape {said.shape})"
         )
     sizes = said.astype(np.int64) if said.dtype.kind != "f" or np.isfinite(said).all() else np.full(len(said), -1)
     if len(wrong := np.flatnonzero((sizes < 0) | (sizes != said))):

@@ -326,7 +326,10 @@ def _parsed(value: Any) -> Any:
         said = decoded(value)
         return decoded(said) if isinstance(said, str) else said  # a column of JSON may hold text that is JSON
     except ValueError as error:
-        raise DataError(f"{_shown(value)} is no JSON: {error}") from None
+        raise DataError(
+            f"{_shown(value)} is text, and no JSON of messages ({error}). Make a list of messages of it (map), or tokenize texts "
+            "by tokenize()"
+        ) from None
 
 
 def _without_nulls(value: Any) -> Any:

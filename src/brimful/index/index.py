@@ -18,6 +18,7 @@ from brimful.tables.ragged import (
     EMPTY,
     LABELS,
     NOT_TRAINED_ON,
+    SIZES,
     Ragged,
     array_of,
     is_list,
@@ -214,7 +215,7 @@ class BlockIndex(DataIndex):
 
     def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
         def spans(column: str) -> NDArray[np.int64]:
-            return ragged(self.block, column).spans(numbers)[1]
+            return ragged(self.block, column, SIZES).spans(numbers)[1]
 
         return lengths_by_column(self, columns, required, len(numbers), spans)
 

@@ -18,7 +18,7 @@ from brimful.plan.errors import DataError, StageError, integer, logger, name_of
 from brimful.plan.once import once
 from brimful.tables.blocks import Block, Sample, as_sample
 from brimful.tables.origins import HIDDEN, ORIGIN, origins
-from brimful.tables.ragged import REMEDIES, is_lists, with_column
+from brimful.tables.ragged import REMEDIES, SIZES, is_lists, with_column
 from brimful.tables.schema import OF_RESULTS, MisfitError, conform_rows, first_rows, infer
 
 SAMPLE: Final = "sample"
@@ -257,7 +257,7 @@ class MapStyleIndex(DataIndex):
         missing = next((name for name in columns if name not in lists), "")
         return DataError(
             f"there is no list column {missing!r} in the samples of from_dataset (list columns: {', '.join(lists) or 'none'})"
-            f"{REMEDIES.get(missing, '')}; name another by length_column=, or give from_dataset lengths="
+            f"{REMEDIES.get(missing, SIZES)}; name another by length_column=, or give from_dataset lengths="
         )
 
     def _row(self, number: int) -> Sample:

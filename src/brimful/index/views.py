@@ -21,6 +21,7 @@ from brimful.tables.ragged import (
     MASK,
     PROMPT,
     REMEDIES,
+    SIZES,
     TOKENS,
     TruncateSide,
     array_of,
@@ -168,7 +169,7 @@ class ChosenIndex(View):
 
     def _old(self, columns: Sequence[str], required: bool) -> list[str]:
         if required and (missing := [name for name in columns if name not in self.kept]):
-            raise no_column(missing[0], self.kept, self.choice.verb, REMEDIES.get(missing[0], ""))
+            raise no_column(missing[0], self.kept, self.choice.verb, REMEDIES.get(missing[0], SIZES))
         return [self.kept.get(name, "") for name in columns]
 
 

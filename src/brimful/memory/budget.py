@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -94,6 +94,8 @@ def budget_within(meter: Meter, lengths: Sequence[int], limit: float, most: int)
     19455
     """
     table: dict[tuple[int, int], float] = {}
+    if not isinstance(lengths, Iterable):
+        raise TypeError(f"lengths must be a list: the shortest and the longest length of your data (got {lengths!r})")
     tokens = sorted({integer("lengths", length, 1, "token") for length in lengths}, reverse=True)
     if not 0 < len(tokens) <= MOST_LENGTHS:
         raise ValueError(f"lengths must be 1 to {MOST_LENGTHS} lengths (got {len(tokens):,})")

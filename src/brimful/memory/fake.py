@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from brimful.memory.device import TrackedMemory
 from brimful.memory.peaks import Meter, Peaks, measured
-from brimful.plan.errors import name_of
+from brimful.plan.errors import function, name_of, other_signature
 from brimful.plan.memory import Length
 
 _FAKE_ERRORS: Final = (
@@ -96,6 +96,11 @@ def estimator(
         with fake_tensor.FakeCopyMode(mode):
             fake = copy.deepcopy(model)
         memory.was_there([*fake.parameters(), *fake.buffers()])
+    elif signature := other_signature(function("estimate", model)):
+        raise TypeError(
+            f"estimate takes a model, or a function that makes it (got {name_of(model)}, which takes {signature}). Give the step "
+            "by make_step=, a function that takes the model and returns the step"
+        )
     else:
         fake = _built(mode, memory, model)
     with mode, memory:

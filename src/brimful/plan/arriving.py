@@ -156,12 +156,17 @@ class Planner:
         """Goes on from a state. The planner forgets the samples that waited before.
 
         Raises:
-            StateError: it is of other limits, which are named.
+            StateError: it is of other limits, which are named, or it is no state.
         Example:
             >>> Planner(50).load_state_dict(Planner(100).state_dict())
             Traceback (most recent call last):
             brimful.plan.errors.StateError: this state has limits={'tokens': 100}, and the planner {'tokens': 50}: take the same
         """
+        if not isinstance(state, Mapping) or {*state} != {*self.state_dict()}:
+            shown = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise StateError(
+                f"a state is a dict of {', '.join(self.state_dict())}, as state_dict() returns it (got {shown or 'none'})"
+            )
         if dict(state["limits"]) != self._most:
             raise StateError(
                 f"this state has limits={dict(state['limits'])}, and the planner {self._most}: take the same"

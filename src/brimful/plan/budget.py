@@ -324,6 +324,10 @@ class CostBudget:
     limit: float
 
     def __post_init__(self) -> None:
+        if not callable(self.cost):
+            raise TypeError(
+                f"cost must be a function of (batch_size, padded_length) (got {self.cost!r}); AttentionCost(quadratic=...) is one"
+            )
         if self.cost(1, 1) > finite("limit", self.limit):
             least = f"cost(1, 1)={self.cost(1, 1):,}"
             raise ValueError(f"limit must be at least that of one token, {least} (got {self.limit:,})")

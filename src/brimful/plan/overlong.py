@@ -104,18 +104,19 @@ def refuse_units(units: Units, fits: NDArray[np.bool_], why: Callable[[int], str
     )
 
 
-def refuse_sums(units: Units, sums: IntArray, limits: Mapping[str, int]) -> None:
+def refuse_sums(units: Units, sums: IntArray, limits: Mapping[str, int], remedy: str = "raise the limit") -> None:
     """Raise for the first unit whose samples have more than a limit in sum, and name the samples of all such units.
 
     Args:
         sums: of each unit, (u, t), in the order of the limits.
+        remedy: the end of the message.
     Raises:
         OverlongError: there is one.
     """
     for (name, limit), own in zip(limits.items(), sums.T, strict=True):
         fits = own <= limit
         why = [] if fits.all() else [f"has {total:,} in sum, and cannot fit {name}={limit:,}" for total in own.tolist()]
-        refuse_units(units, fits, why.__getitem__, "raise the limit")
+        refuse_units(units, fits, why.__getitem__, remedy)
 
 
 def plan_with(

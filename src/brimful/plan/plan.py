@@ -274,7 +274,16 @@ def as_lengths(lengths: ArrayLike) -> IntArray:
         Traceback (most recent call last):
         ValueError: lengths must not be negative (sample 1 has -1)
     """
-    array = np.asarray(lengths)
+    if isinstance(lengths, Mapping):
+        raise ValueError(
+            f"lengths take no names here (got {', '.join(map(str, lengths))}); give an array (n,) or (n, d)"
+        )
+    try:
+        array = np.asarray(lengths)
+    except ValueError:  # lists of different lengths, such as the samples themselves
+        raise ValueError(
+            "lengths must have shape (n,) or (n, d) (got lists of different lengths); give the len of each"
+        ) from None
     if array.ndim not in (1, 2) or array.shape[1:] == (0,):
         raise ValueError(f"lengths must have shape (n,) or (n, d) (got {array.shape})")
     if array.size and array.dtype.kind not in "iu":

@@ -277,9 +277,10 @@ def _costs(lengths: IntArray, cost: SampleCost | ArrayLike | None) -> FloatArray
 
 def _refuse_large(own: Units, sizes: IntArray, pads: NDArray[np.bool_], limits: Mapping[str, int]) -> None:
     """Refuses units that no micro batch holds."""
+    remedy = "raise the limit, or share it among the micro batches of a rank (units_within='rank')"
     for (name, limit), size, pad in zip(limits.items(), sizes.T, pads.tolist()):
         if not pad:
-            refuse_sums(own, size[:, None], {name: limit})
+            refuse_sums(own, size[:, None], {name: limit}, remedy)
             continue
         refuse_units(
             own,
@@ -288,7 +289,7 @@ def _refuse_large(own: Units, sizes: IntArray, pads: NDArray[np.bool_], limits: 
                 f"is padded to {size[unit]:,} {name} each, {size[unit] * own.counts[unit]:,} in all, and cannot fit "
                 f"{name}={limit:,}"
             ),
-            "raise the limit",
+            remedy,
         )
 
 

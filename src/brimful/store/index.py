@@ -30,7 +30,7 @@ from brimful.store.manifest import Manifest
 from brimful.store.remote import Prefetched, RemoteFolder
 from brimful.tables.blocks import Block
 from brimful.tables.origins import ORIGIN, ORIGIN_TYPE
-from brimful.tables.ragged import LABELS, REMEDIES, empty_block
+from brimful.tables.ragged import LABELS, REMEDIES, SIZES, empty_block
 
 MAX_EXTRA_ROWS: Final = 8
 """For each wanted row at most so many others are read along."""
@@ -195,7 +195,7 @@ class StoreIndex(DataIndex):
             if column not in known:
                 raise DataError(
                     f"there is no list column {column!r} in the store {self.path} (list columns: {', '.join(known) or 'none'})"
-                    f"{REMEDIES.get(column, '')}"
+                    f"{REMEDIES.get(column, SIZES)}"
                 )
             if nulls := self.manifest.nulls[column]:
                 raise DataError(

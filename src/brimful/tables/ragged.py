@@ -41,6 +41,10 @@ REMEDIES: Final = {
     "input_ids": "; tokenize() makes it of text. Where tokens stand in another column, rename() it, or name it in length_column="
 }
 """The remedy where a column is missing."""
+SIZES: Final = (
+    "; a size is the length of a list column, the value of a number column, or what a function in length_column= says"
+)
+"""The remedy where a column is missing that is planned over."""
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
@@ -126,13 +130,15 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def ragged(block: pa.RecordBatch, column: str) -> Ragged:
+def ragged(block: pa.RecordBatch, column: str, remedy: str = "") -> Ragged:
     """A list column of a block as numpy views, without a copy: of lists of arrays of one shape, values (n, *shape).
 
+    Args:
+        remedy: where the column is missing, unless there is one of its own.
     Raises:
         DataError: the column is missing, is no list of numbers or of such arrays, or has a null.
     """
-    array = column_of(block, column, remedy=REMEDIES.get(column, ""))
+    array = column_of(block, column, remedy=REMEDIES.get(column, remedy))
     if not is_lists(array.type):
         raise DataError(f"column {column!r} must be a list of numbers (got {array.type}; {where(block, 0)})")
     refuse_nulls(block, column)
@@ -311,7 +317,7 @@ def _sizes(block: pa.RecordBatch, column: str) -> NDArray[np.int64]:
     """
     at = block.schema.get_field_index(column)
     if at < 0 or not is_number(block.schema.field(at).type):
-        return ragged(block, column).lengths
+        return ragged(block, column, SIZES).lengths
     refuse_nulls(block, column)
     values = numpy_of(block.column(at))
     with np.errstate(invalid="ignore"):
