@@ -1364,7 +1364,8 @@ class Dataset:
         """
         one_of("overlong", overlong, "raise", "alone", "drop")
         window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
-        rows: int | Literal["auto"] = window if samples_per_step is None else "auto"
+        unsaid = samples_per_step is not None and window == 10_000  # the default: then a step is the window
+        rows: int | Literal["auto"] = "auto" if unsaid else window
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(

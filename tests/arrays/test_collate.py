@@ -292,6 +292,12 @@ def test_labels_are_cut_with_the_tokens() -> None:
     assert (batch["input_ids"].shape, batch["labels"].shape) == ((1, 6), (1, 6))
 
 
+def test_what_has_the_prefix_of_the_tokens_is_cut_with_them() -> None:
+    sample = {f"chosen_{name}": list(range(1, 10)) for name in ("input_ids", "labels", "attention_mask")}
+    (batch,) = bf.from_sequence([sample]).batch_by_tokens(6, length_column="chosen_input_ids", overlong="truncate")
+    assert {name: batch[name].shape[1] for name in sample} == dict.fromkeys(sample, 6)
+
+
 def test_a_token_column_is_there_and_a_list_of_numbers() -> None:
     data = bf.from_sequence([{"input_ids": [1], "words": ["a"], "id": 1}])
     with pytest.raises(ValueError, match="token_columns names 'labels', but the columns are input_ids, words, id"):

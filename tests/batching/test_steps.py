@@ -233,3 +233,11 @@ def test_epochs_follow_each_other_in_whole_steps() -> None:
     repeating = bf.from_sequence(ROWS, repeat=True)
     steps = steps_of(made(repeating, 2, 5).take(14))
     assert [sum(len(ids_of(part)) for part in step) for step in steps] == [5, 5, 2, 5, 5, 2]
+
+
+def test_a_window_beside_the_samples_of_a_step_is_refused_in_batch_by_too() -> None:
+    data = bf.from_sequence([[1], [2]])
+    steps: dict[str, Any] = {"samples_per_step": 9, "micro_batches": "as_needed"}
+    assert len(list(data.batch_by(4, key=len, **steps))) == 1
+    with pytest.raises(ValueError, match=r"samples_per_step=9 the window is a step: leave window out \(got 5\)"):
+        data.batch_by(4, key=len, window=5, **steps)

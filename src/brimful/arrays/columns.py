@@ -121,6 +121,8 @@ class ColumnRules:
         >>> rules = ColumnRules(("chosen_input_ids", "rejected_input_ids"))
         >>> rules.follows("chosen_labels"), rules.follows("rejected_labels"), rules.follows("labels")
         (0, 1, None)
+        >>> ColumnRules(("chosen_input_ids",)).follows("chosen_labels")
+        0
         """
         return next((number for number, group in enumerate(self.aligned) if name in group), None)
 
@@ -145,7 +147,8 @@ class ColumnRules:
             elif prefix:
                 named = [prefix + kind for kind in SIDE_COLUMNS]
             else:
-                named = [*TOKEN_COLUMNS] if not number else []
+                own = prefix_of(name) if len(self.length_columns) == 1 and not self.packs else ""
+                named = [*TOKEN_COLUMNS, *(own + kind for kind in SIDE_COLUMNS if own)] if not number else []
             hidden_by = [MASK] if self.packs and not number and MASK not in named else []
             groups.append((name, *(each for each in (*named, *hidden_by) if each not in self.length_columns)))
         return tuple(groups)
