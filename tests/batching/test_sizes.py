@@ -287,6 +287,14 @@ def test_a_size_of_no_column_says_what_sizes_are(data: bf.Dataset) -> None:
         list(data.batch(bf.MultiBudget(padded={"input_ids": 256}, total={"area": 9})))
 
 
+def test_a_text_is_no_size_and_the_error_says_what_is() -> None:
+    data = bf.from_sequence(["one", "two"])
+    with pytest.raises(
+        bf.DataError, match=r"'text' must be a list of numbers \(got string; .*\); .* a function in length_"
+    ):
+        list(data.batch_by_tokens(9, length_column="text"))
+
+
 def test_a_sample_beyond_a_limit_is_told_dropped_or_alone() -> None:
     rows = [{"input_ids": [1, 2], "num_patches": patches} for patches in (3, 25, 2)]
     data = bf.from_sequence(rows)

@@ -443,6 +443,8 @@ def test_what_it_is_given_is_checked_at_once() -> None:
         DataError, match=r"there is no column 'tokens' whose lengths can be planned over \(columns: text\)"
     ):
         map_batches_in_order(spelled, TEXTS, 2, length_column="tokens")
+    with pytest.raises(TypeError, match=r"length_column is its name .* Make a column of numbers by map"):
+        map_batches_in_order(spelled, TEXTS, 2, length_column=len)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"map_batches_in_order\(\) got an unexpected keyword argument 'drop_last'"):
         map_batches_in_order(spelled, TEXTS, 2, drop_last=True)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match=r"executor must be one of local, ray \(got 'dask'\)"):

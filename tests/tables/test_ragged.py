@@ -104,7 +104,9 @@ def test_lengths_of_several_columns_stand_side_by_side() -> None:
     assert token_counts(made, ("a", "b"), required=True).tolist() == [[2, 1], [1, 0]]
     assert token_counts(made, ("a",), required=True).tolist() == [2, 1]
     assert token_counts(made, ("c",), required=False).tolist() == [0, 0]
-    with pytest.raises(DataError, match=r"^there is no column 'c' \(columns: a, b; row 0 of a block of 2 rows\)$"):
+    with pytest.raises(
+        DataError, match=r"^there is no column 'c' \(columns: a, b; row 0 of a block of 2 rows\); a size is "
+    ):
         token_counts(made, ("c",), required=True)
 
 

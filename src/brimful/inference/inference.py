@@ -520,6 +520,11 @@ def _with_numbers(
 
 def _planned_over(dataset: Dataset, length_column: str | None) -> tuple[str, bool]:
     """The column that is planned over, and whether it is text, as the first sample shows."""
+    if length_column is not None and not isinstance(length_column, str):
+        raise TypeError(
+            f"map_batches_in_order plans by a column, and length_column is its name (got {length_column!r}). Make a column of "
+            "numbers by map, and name it in a MultiBudget"
+        )
     sample = next(iter(dataset.peek(1)), {})
     column = length_column or next((name for name in ("input_ids", "text") if name in sample), "input_ids")
     if sample and column not in sample:

@@ -134,13 +134,13 @@ def ragged(block: pa.RecordBatch, column: str, remedy: str = "") -> Ragged:
     """A list column of a block as numpy views, without a copy: of lists of arrays of one shape, values (n, *shape).
 
     Args:
-        remedy: where the column is missing, unless there is one of its own.
+        remedy: the end of the message where the column is missing, unless it has one of its own, or is no list.
     Raises:
         DataError: the column is missing, is no list of numbers or of such arrays, or has a null.
     """
     array = column_of(block, column, remedy=REMEDIES.get(column, remedy))
     if not is_lists(array.type):
-        raise DataError(f"column {column!r} must be a list of numbers (got {array.type}; {where(block, 0)})")
+        raise DataError(f"column {column!r} must be a list of numbers (got {array.type}; {where(block, 0)}){remedy}")
     refuse_nulls(block, column)
     values, offsets = _flat(array)
     if inner := inner_shape(array.type):
