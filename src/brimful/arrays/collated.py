@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Mu
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,7 +21,7 @@ from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.facts import with_batches
 from brimful.batching.labels import loss_weights, read
 from brimful.batching.window import PlanningWindow
-from brimful.core.ahead import then
+from brimful.core.ahead import Deferred
 from brimful.core.facts import Facts, columns_by, following
 from brimful.core.header import described
 from brimful.core.own_keys import (
@@ -92,7 +92,10 @@ class Collated(Stage[Any]):
     def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
         with closing(self._with_columns(at, run)) as batches, closing(self.made(batches, run)) as items:
             for item, one in items:
-                yield then(item, partial(self._finished, one, run)), one.after
+                if isinstance(item, Deferred):
+                    yield item.then(partial(self._finished, one, run)), one.after
+                else:
+                    yield self._finished(one, run, item), one.after
 
     @abstractmethod
     def made(self, batches: Iterator[WithColumns], run: Run) -> Generator[tuple[Any, WithColumns], None, None]:
@@ -131,9 +134,13 @@ class Collated(Stage[Any]):
         own_lengths: dict[str, int] = {}
         # with streams the windows at hand come in turn
         known: WeakKeyDictionary[PlanningWindow, WindowColumns] = WeakKeyDictionary()
+        columns: WindowColumns | None = None
+        window: PlanningWindow | None = None
         with running(self.upstream, at, run) as batches:
             for batch, after in batches:
-                columns = known.get(batch.window)
+                if batch.window is not window:
+                    window = batch.window
+                    columns = known.get(window)
                 if columns is None:
                     columns = known[batch.window] = columns_of(batch.window, self.rules, self.as_arrays)
                     if batch.plan.static and batch.plan.pieces is None:
@@ -143,7 +150,7 @@ class Collated(Stage[Any]):
                     if self.as_arrays:
                         made = TAKEN if batch.weight is None else (*RANK_KEYS, *TAKEN)
                         refuse_taken(made, [column.name for column in columns.all])
-                places = columns.unlabelled(batch)
+                places = columns.unlabelled(batch) if columns.may_lack_labels else NO_PLACES
                 if not len(places):
                     yield WithColumns(batch, columns, after)
                     continue
@@ -196,6 +203,9 @@ class Collated(Stage[Any]):
             if fill != NOT_TRAINED_ON or self.rules.dtypes.get(name, "int64") not in SIGNED:
                 return None
         return self.num_labels(known, columns)
+
+
+NO_PLACES: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

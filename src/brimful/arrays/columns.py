@@ -326,7 +326,8 @@ class WindowColumns:
 
     def widths(self, batch: Batch) -> tuple[int, ...]:
         """What the samples of a batch are padded to, by length column."""
-        return tuple(batch.widths[number] for number in self.at)
+        widths = batch.widths
+        return widths if len(widths) == len(self.at) == 1 else tuple(widths[number] for number in self.at)
 
     def hides_labels(self, by_row: bool) -> bool:
         """Whether labels count as one a sample, and the arrays of a batch do not show it: lists of integers, which may be taken
@@ -378,18 +379,27 @@ class WindowColumns:
         located = with_origin(rows, batch.window.block, batch.window.rows[batch.numbers])
         return located.replace_schema_metadata({BATCH_KEY: str(batch.key)})
 
+    @property
+    def may_lack_labels(self) -> bool:
+        """Whether there are labels of tokens, which may all be -100."""
+        return bool(self._token_labels)
+
+    @once
+    def _token_labels(self) -> list[ListColumn]:
+        labels, names = self.labels, []
+        if self.rules.stacks:
+            names = [prefix + LABELS for prefix in self.rules.prefixes]
+        elif labels is not None and labels.by == "token" and labels.name not in self.rules.labels_follow.as_numbers:
+            names = [labels.name] if labels.name in (LABELS, SHIFTED) else []
+        return [one for one in self.all if one.name in names and isinstance(one, ListColumn)]
+
     def unlabelled(self, batch: Batch) -> IntArray:
         """The samples, or pieces, of a batch whose labels of tokens are all -100 as they lie in it, by their places; a filler has
         none. Labels that packing leaves out count for nothing. Of a sample with several sides, one without labels is enough.
 
         Price: 30 ns a sample; 10 ns a token of those whose last label is -100.
         """
-        labels, names = self.labels, []
-        if self.rules.stacks:
-            names = [prefix + LABELS for prefix in self.rules.prefixes]
-        elif labels is not None and labels.by == "token" and labels.name not in self.rules.labels_follow.as_numbers:
-            names = [labels.name] if labels.name in (LABELS, SHIFTED) else []
-        columns = [one for one in self.all if one.name in names and isinstance(one, ListColumn)]
+        columns = self._token_labels
         if batch.weight == 0 or not columns:
             return np.empty(0, np.int64)
         found = [self._without_label(batch, column) for column in columns]

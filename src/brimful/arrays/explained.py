@@ -117,11 +117,18 @@ def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
     if not isinstance(item, (dict, Mapping)):  # a dict is known sooner
         return
     plan = batch.plan
-    made = _Made(plan.origins, plan.window.samples, bool(columns.given) or plan.pieces is not None, batch.place)
-    kinds = _arrays()
-    arrays = [one for name in ("lengths", *columns.given) if isinstance(one := item.get(name), kinds)]
-    for array in arrays or [one for one in item.values() if isinstance(one, kinds)][:1]:
-        _put(array, made)
+    given = columns.given
+    made = _Made(plan.origins, plan.window.samples, bool(given) or plan.pieces is not None, batch.place)
+    kinds, found = _arrays(), False
+    for name in ("lengths", *given):
+        if isinstance(one := item.get(name), kinds):
+            _put(one, made)
+            found = True
+    if not found:
+        for one in item.values():
+            if isinstance(one, kinds):
+                _put(one, made)
+                return
 
 
 def _arrays() -> tuple[type[Any], ...]:

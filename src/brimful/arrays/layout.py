@@ -56,7 +56,10 @@ class Layout(ABC):
 
 def planned_shape(batch: Batch, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
     """The shape of a batch by its plan, and how many slots for tokens there are."""
-    rows, *widths = batch.plan.shapes[batch.place]
+    shape = batch.plan.shapes[batch.place]
+    if batch.plan.num_padded is None and columns.given:
+        return shape, shape[0] * sum(shape[1:])
+    rows, *widths = shape
     padded = widths[: batch.plan.num_padded]
     if not padded and not columns.given:  # what is summed has no padding
         return (rows, *widths[1:]), batch.num_tokens

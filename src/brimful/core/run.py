@@ -115,6 +115,9 @@ class Run:
 
     def leave(self, runs: list[Run]) -> None:
         """Takes this one, if it is there, off the runs whose code a thread is in: the last to come, unless it is closed late."""
+        if runs and runs[-1] is self:
+            runs.pop()
+            return
         for place in range(len(runs) - 1, -1, -1):
             if runs[place] is self:
                 del runs[place]

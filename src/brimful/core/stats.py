@@ -189,8 +189,9 @@ class Stats(Mapping[str, Any]):
         self.tokens += made.tokens
         self.slots += made.slots
         self.unlabelled += made.unlabelled
-        for name, size in made.sizes.items():
-            self.sizes[name] = self.sizes.get(name, 0) + size
+        if made.sizes:
+            for name, size in made.sizes.items():
+                self.sizes[name] = self.sizes.get(name, 0) + size
         if made.example:
             logger.warning("%s", made.example)
         if len(self._shapes) < MOST_SHAPES:

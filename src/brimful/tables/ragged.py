@@ -595,7 +595,8 @@ def pad(
     elif len(values):  # a row at an end of the values has no `width` neighbours
         out[...] = values.take(starts[:, None] + np.arange(width), axis=0, mode="clip")
     if at.where.size:
-        np.copyto(out[:, at.columns], fill, where=at.where.reshape(at.where.shape + (1,) * len(shape)))
+        where = at.where.reshape(at.where.shape + (1,) * len(shape)) if shape else at.where
+        np.copyto(out[:, at.columns], fill, where=where)
     return out
 
 
