@@ -661,3 +661,21 @@ def test_data_sets_whose_arrays_differ_in_shape_are_joined(other: tuple[int, ...
         assert "x: an array of float of shape" in repr(data) or not isinstance(data, bf.IndexedDataset)
         assert batch["x_mask"].ndim == 1 + shape.count(None)
         assert sorted(sample["x"].shape for sample in data) == sorted([(2, 3), other] * 2)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float32"])
+def test_a_row_without_an_array_changes_no_other_when_rows_move(dtype: str) -> None:
+    arrays = [None if row % 3 == 0 else np.full((2, 3), row % 2, dtype) for row in range(40)]
+    data = bf.from_sequence([{"i": row} for row in range(40)]).map(lambda sample: {**sample, "x": arrays[sample["i"]]})
+    for sample in data.shuffle(7, seed=1):
+        wanted = arrays[sample["i"]]
+        assert (sample["x"] is None) == (wanted is None)
+        if wanted is not None:
+            assert sample["x"].dtype == wanted.dtype
+            assert np.array_equal(sample["x"], wanted)
+
+
+def test_a_tensor_that_needs_gradients_is_refused_with_the_remedy() -> None:
+    weights = torch.ones(2, 3, requires_grad=True)
+    with pytest.raises(bf.StageError, match=r"a tensor that needs gradients here \(return tensor\.detach\(\)\)"):
+        list(bf.from_sequence([{}, {}]).map(lambda _: {"x": weights}))

@@ -48,14 +48,21 @@ def test_every_batch_of_the_budget_fits_and_hardly_more_would(
     limit = -(-exact(1, 512) // rounds) * rounds * room
     meter, asked = counted(peak)
     most, lengths = 4_096, [16, 512]
-    found = budget_within(meter, lengths, limit, most)
+    try:
+        found = budget_within(meter, lengths, limit, most)
+    except ValueError as error:  # it would hold no sample of 512 tokens
+        assert "cannot hold a sample of 512 tokens" in str(error)  # noqa: PT017
+        found = None
     assert len(asked) <= MOST_PROBES
-    assert all(peak(found.max_tokens // length, length) <= limit for length in lengths)
+    assert found is None or all(peak(found.max_tokens // length, length) <= limit for length in lengths)
     best = next(  # no budget beyond it fits both
         tokens
         for tokens in sorted({(rows + 1) * n - 1 for n in lengths for rows in range(1, most + 1)}, reverse=True)
         if all(tokens // n <= most and peak(tokens // n, n) <= limit for n in lengths)
     )
+    if found is None:
+        assert 0.9 * best - 512 < 512
+        return
     assert found.max_tokens <= best
     assert found.max_tokens >= 0.9 * best - 512
     assert {*map(tuple, found.peaks.shapes.tolist())} | {*map(tuple, found.peaks.out_of_memory.tolist())} <= {*asked}
@@ -104,9 +111,28 @@ def test_it_needs_no_device() -> None:
         ({"lengths": [8], "limit_bytes": 0}, "limit_bytes must be"),
         ({"lengths": 512}, r"lengths must be a list: the shortest and the longest length of your data \(got 512\)"),
         ({"lengths": [8], "device": "fake"}, r"estimate takes a model, or a function .* Give the step by make_step="),
+        ({"lengths": [8], "device": None}, r"device must be cpu or cuda \(got None\)"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(settings: dict[str, object], words: str) -> None:
     given: dict[str, object] = {"limit_bytes": 1_000, "device": "cpu"} | settings
     with pytest.raises((TypeError, ValueError), match=words):
         fit_budget(lambda batch: batch.exp(), torch.ones, **given)  # type: ignore[arg-type]
+
+
+def test_one_sample_a_batch_is_enough() -> None:
+    found = budget_within(lambda batch, length: 1e6 + 1e3 * batch * length, [16, 24], 30e6, 1)
+    assert found.max_tokens == 31
+
+
+def test_a_budget_that_holds_no_sample_of_the_longest_is_refused() -> None:
+    words = (
+        r"2 x 128 tokens are the largest .* cannot hold a sample of 512 tokens\. Raise limit_bytes=.* max_batch_size=2"
+    )
+    with pytest.raises(ValueError, match=words):
+        budget_within(lambda batch, length: batch * length, [128, 512], 1e9, 2)
+
+
+def test_a_sample_that_runs_out_of_memory_is_told() -> None:
+    with pytest.raises(ValueError, match="a batch of 1 x 16 tokens runs out of memory"):
+        budget_within(lambda batch, length: inf, [16], 1e9, 2)

@@ -8,6 +8,7 @@ import json
 import logging
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -944,3 +945,30 @@ def test_it_is_made_by_its_function_and_is_there_at_the_top() -> None:
     assert bf.memory.oom_guard is oom_guard
     assert isinstance(bf.memory.oom_guard(lambda batch, scale: None), OomGuard)
     assert bf.memory.oom_guard is oom_guard
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_step_gets_arrays_end_to_end_as_they_are_in_the_batch_and_in_its_parts(packed: bool) -> None:
+    def patches(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": [1, 2], "patches": np.full((sample["n"], 2, 3), float(sample["n"]))}
+
+    data = bf.from_sequence([{"n": n} for n in (3, 0, 2, 1)]).map(patches)
+    arrays: Any = {"patches": "concat"}
+    (batch,) = data.pack(8, arrays=arrays) if packed else data.batch(4, arrays=arrays)
+    weight, rows = torch.ones(1, requires_grad=True, dtype=torch.float64), []
+
+    def step(part: Any, scale: float) -> None:
+        offsets = part["patches_offsets"].tolist()
+        rows.append([part["patches"][first:last].tolist() for first, last in pairwise(offsets)])
+        device(part["input_ids"])
+        (weight * part["patches"].sum() * scale).sum().backward()
+
+    device = SimulatedOOM(1 << 20)
+    guard = oom_guard(step, parameters=[weight], weigh="samples")
+    guard(batch)
+    device = SimulatedOOM(4)
+    guard(batch)
+    whole, tried, *parts = rows
+    assert tried == whole
+    assert [row for part in parts for row in part][-4:] == whole
+    assert guard.stats.split == 1

@@ -117,6 +117,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_placed() -> None:
     [
         ({"limits": 0}, "limits must be at least 1"),
         ({"limits": {}}, "limits must be at least 1"),
+        ({"limits": 1 << 62}, "limits must be at most 1,099,511,627,776"),  # sums of sizes would wrap around
         ({"limits": 8, "max_open": 0}, "max_open must be at least 1"),
         ({"limits": 8, "max_wait": -1}, "max_wait must be at least 0"),
     ],
@@ -124,3 +125,39 @@ def test_what_does_not_fit_is_refused_and_nothing_is_placed() -> None:
 def test_settings_that_allow_nothing_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Planner(**arguments)
+
+
+def test_a_state_goes_on_with_limits_in_another_order() -> None:
+    planner, other = Planner({"a": 10, "b": 20}), Planner({"b": 20, "a": 10})
+    planner.add({"a": [9], "b": [1]})
+    other.load_state_dict(json.loads(json.dumps(planner.state_dict(), sort_keys=True)))
+    other.add({"a": [5], "b": [1]})
+    assert [batch.tolist() for batch in other.flush()] == [[0], [1]]
+
+
+def test_a_state_stays_as_it_was_saved() -> None:
+    planner = Planner(100, max_wait=1)
+    planner.add([60, 70, 10])
+    state = planner.state_dict()
+    saved = json.dumps(state)
+    planner.add([20, 5])
+    assert json.dumps(state) == saved
+    state["limits"]["tokens"] = 1
+    for samples in (*state["ready"], *(samples for samples, _ in state["open"])):
+        samples.append(99)
+    assert sorted(one for batch in planner.flush() for one in batch.tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_a_state_with_more_open_micro_batches_than_allowed_here_closes_them() -> None:
+    planner, fewer = Planner(100, max_open=8), Planner(100, max_open=2)
+    planner.add([60] * 8)
+    fewer.load_state_dict(planner.state_dict())
+    fewer.add([60])
+    assert [len(batch) for batch in fewer.ready()] == [1] * 7
+    assert fewer.num_waiting == 2
+
+
+@pytest.mark.parametrize("state", [{}, {"limits": 3}])
+def test_what_is_no_state_of_a_planner_is_refused(state: dict[str, Any]) -> None:
+    with pytest.raises(bf.StateError, match="a state is a dict of limits, next, open, ready"):
+        Planner(100).load_state_dict(state)

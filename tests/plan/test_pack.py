@@ -171,3 +171,8 @@ def test_a_sample_longer_than_a_row_is_an_error() -> None:
         Packed(512).plan([512, 513])
     with pytest.raises(ValueError, match=r"^row_length must be at least 1 token \(got 0\)$"):
         Packed(0)
+
+
+def test_rows_of_any_length_take_no_more_memory() -> None:
+    plan = Packed(1 << 40).plan([1 << 39, 1 << 38, 1 << 39])
+    assert [row.tolist() for row in plan.batches] == [[0, 2], [1]]

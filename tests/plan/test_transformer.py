@@ -39,6 +39,15 @@ DECODERS: dict[str, dict[str, Any]] = {
         "num_experts": 8,
         "num_experts_per_tok": 2,
     },
+    "ernie4_5_moe": {
+        **FEW,
+        "moe_intermediate_size": 48,
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 3,
+    },
     "olmoe": {**FEW, "num_experts": 8, "num_experts_per_tok": 2},
     "gpt_oss": {**FEW, **EXPERTS, **NO_TOKENS, "head_dim": 16, "sliding_window": 8},
     "deepseek_v3": {
@@ -62,7 +71,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "distilbert": {"dim": 64, "n_layers": 4, "n_heads": 4, "hidden_dim": 160, "vocab_size": 300},
     "modernbert": {**WIDE, **NO_TOKENS, "cls_token_id": 0, "sep_token_id": 0},
 }
-WITH_EXPERTS = ("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "gpt_oss", "deepseek_v3")
+WITH_EXPERTS = ("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "gpt_oss", "deepseek_v3", "ernie4_5_moe")
 
 
 @pytest.mark.parametrize("kind", [*DECODERS, *ENCODERS])
@@ -134,7 +143,11 @@ def test_it_deals_samples_as_any_cost() -> None:
         ({**WIDE, "is_encoder_decoder": True}, "a length each"),
         ({**FEW, "mamba_d_state": 16}, "the layers that mamba_d_state belongs to are not counted"),
         ({**FEW, "layer_types": ["chunked_attention"] * 4}, "layers of 'chunked_attention'"),
+        ({**FEW, "layer_types": ["chunked_attention", None] * 2}, "layers of 'chunked_attention'|layers of None"),
+        ({**FEW, "layer_types": ["full_attention"]}, "layer_types has 1 of num_hidden_layers=4 layers"),
         ({**FEW, "num_hidden_layers": 2.5}, "num_hidden_layers must be"),
+        ({**FEW, "intermediate_size": [160, 80] * 2}, "has no one intermediate_size for all layers"),
+        ({**FEW, "block_types": ["recurrent", "attention"]}, "block_types"),
     ],
 )
 def test_what_is_not_counted_is_refused(config: dict[str, Any], words: str) -> None:
@@ -144,3 +157,22 @@ def test_what_is_not_counted_is_refused(config: dict[str, Any], words: str) -> N
 
 def test_the_text_of_a_model_with_images_is_counted() -> None:
     assert AttentionCost.of({"text_config": FEW, "vision_config": {}}) == AttentionCost.of(FEW)
+
+
+def test_a_setting_that_differs_from_layer_to_layer_is_refused() -> None:
+    class Gemma:
+        hidden_size = 64
+        num_hidden_layers = num_attention_heads = 4
+
+        @property
+        def head_dim(self) -> int:
+            raise RuntimeError("'head_dim' is a per-layer attribute")
+
+    with pytest.raises(ValueError, match="no one head_dim for all layers"):
+        AttentionCost.of(Gemma())
+
+
+def test_the_cost_of_whole_numbers_does_not_wrap_around() -> None:
+    for cost in (AttentionCost(linear=0, quadratic=1), AttentionCost(linear=0, quadratic=0, windows=((1 << 40, 1),))):
+        for lengths in (np.array([1 << 33]), np.array([1 << 17], np.int32)):
+            assert cost.of_lengths(lengths).tolist() == pytest.approx([cost(1, int(lengths[0]))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import isfinite
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -59,9 +60,9 @@ def fit_budget(
         lengths: padded lengths of your data, in tokens: the shortest and the longest, and perhaps one between them.
         device: "cuda" or "cpu", as for `probe`. "fake": nothing is computed, as `estimate` does it.
         make_step: for "fake": takes the model and returns the step(batch).
-        max_batch_size: where to stop.
+        max_batch_size: where to stop. No batch of these lengths has more samples within the budget.
     Raises:
-        ValueError: a single sample of some length does not fit.
+        ValueError: a single sample of some length does not fit. Or no budget that fits holds a sample of the longest.
     Price: about 6 steps, 10 at most.
     Example:
         >>> import torch
@@ -114,11 +115,20 @@ def budget_within(meter: Meter, lengths: Sequence[int], limit: float, most: int)
         fit = largest_batch(ask, limit, rows, guess=1 if longest else rows, probes=probes, known=known)
         if not fit:
             batch = min(batch for batch, one in table if one == length)
+            peaks_at = "runs out of memory"
+            if isfinite(found := table[batch, length]):
+                peaks_at = f"peaks at {found:,.0f} bytes, which is above limit_bytes={limit:,.0f}"
             raise ValueError(
-                f"a batch of {batch:,} x {length:,} tokens peaks at {table[batch, length]:,.0f} bytes, which is above "
-                f"limit_bytes={limit:,.0f}. Take a smaller model, shorter samples, or activation checkpointing"
+                f"a batch of {batch:,} x {length:,} tokens {peaks_at}. Take a smaller model, shorter samples, or "
+                "activation checkpointing"
             )
         budget = (fit + 1) * length - 1 if longest or fit < budget // length else budget
+        if budget < tokens[0]:
+            raise ValueError(
+                f"{fit:,} x {length:,} tokens are the largest batch of that length that was found, and a budget for it cannot "
+                f"hold a sample of {tokens[0]:,} tokens. Raise limit_bytes={limit:,.0f} or max_batch_size={most:,}, or take "
+                "lengths that are less far apart"
+            )
     shapes = np.array([*table], np.int64)
     peaks = np.array([*table.values()])
     fits = np.isfinite(peaks)

@@ -86,7 +86,7 @@ def as_device(device: Any) -> Any:
     """
     try:
         place = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must be cpu or cuda (got {device!r})") from error
     if place.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda (got {str(place)!r})")

@@ -159,7 +159,7 @@ def largest_batch(
             guess = max(1, high[0] // 2)
             continue
         tries += 1
-        rise = (low[1] - below[1]) / (low[0] - below[0]) if below[0] else 0.0
+        rise = (low[1] - below[1]) / (low[0] - below[0]) if 0 < below[0] < low[0] else 0.0
         if rise > 0 and low[1] + _SURE * rise > limit:
             return low[0]
         guess = _next(low, high, rise, limit, halve=tries % 4 == 0)

@@ -61,7 +61,6 @@ def splittable(batch: Any) -> SplittableBatch:
                 f"packed rows ({COLUMN_KINDS}) are split by their {BOUNDS[0]}, and the batch has none; keep them in it, and take "
                 "them out in the step"
             )
-        batch = _with_runs(batch)
         return ColumnBatch(batch) if bounds is None else PackedBatch(batch, bounds)
     if isinstance(batch, list) and _either(batch):
         raise ValueError(
@@ -146,12 +145,14 @@ class ColumnBatch:
 
     def _part(self, first: int, last: int) -> Any:
         shared: dict[int, torch.Tensor] = {}
-        part = mapped(self.batch, lambda value: _rows(value, first, last, shared) if _has_rows(value) else value)
+        part = mapped(
+            _with_runs(self.batch), lambda value: _rows(value, first, last, shared) if _has_rows(value) else value
+        )
         return _without_runs(part)
 
     @once
     def _columns(self) -> list[tuple[str, Any]]:
-        return list(_leaves(self.batch, ""))
+        return list(_leaves(_with_runs(self.batch), ""))
 
     @once
     def _all_nested(self) -> list[Any]:
@@ -217,7 +218,7 @@ class PackedBatch:
         before, after = np.searchsorted(self._starts, [low, high])
         pieces = slice(self._places[before] if before or first else 0, self._places[after])  # those that are empty too
         part: dict[str, Any] = {}
-        for name, value in self.batch.items():
+        for name, value in _with_runs(self.batch).items():
             match self._kinds[name]:
                 case "bounds":
                     part[name] = torch.from_numpy(edges).to(value)
@@ -238,7 +239,7 @@ class PackedBatch:
     def _kinds(self) -> dict[str, str]:
         """What each column has a value for: "slots", "pieces", "rows", or the whole "batch"; "unclear": of the first three, where
         there are as many pieces as rows and nobody says it; "bounds": it counts slots."""
-        return {name: self._kind(name, value) for name, value in self.batch.items()}
+        return {name: self._kind(name, value) for name, value in _with_runs(self.batch).items()}
 
     def _kind(self, name: str, value: Any) -> str:
         if name in BOUNDS:
@@ -326,8 +327,10 @@ class _Runs:
         return _Runs(self.values[begin:end], offsets - begin)
 
 
-def _with_runs(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_runs(batch: Any) -> Any:
     """A batch with one value for each two that hold arrays end to end."""
+    if not isinstance(batch, Mapping):
+        return batch
     pairs = [name for name in batch if isinstance(name, str) and _are_runs(batch[name], batch.get(name + OFFSETS))]
     if not pairs:
         return batch

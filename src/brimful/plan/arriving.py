@@ -146,10 +146,10 @@ class Planner:
             ([2], [[0, 1, 2]])
         """
         return {
-            "limits": self._most,
+            "limits": dict(self._most),
             "next": self._next,
-            "open": [[one.samples, one.room.tolist()] for one in self._open],
-            "ready": [*self._ready],
+            "open": [[[*one.samples], dict(zip(self._most, one.room.tolist()))] for one in self._open],
+            "ready": [[*samples] for samples in self._ready],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -172,7 +172,10 @@ class Planner:
                 f"this state has limits={dict(state['limits'])}, and the planner {self._most}: take the same"
             )
         self._next = int(state["next"])
-        self._open = [_Open(list(samples), np.array(room, np.int64)) for samples, room in state["open"]]
+        self._open = [
+            _Open([*samples], np.array([room[name] for name in self._most], np.int64))
+            for samples, room in state["open"]
+        ]
         self._ready = deque(map(list, state["ready"]))
 
     def _place(self, samples: range, size: IntArray) -> None:
@@ -182,8 +185,10 @@ class Planner:
         if len(fits):
             place = int(fits[np.argmin(left[fits])])
         else:
-            if len(self._open) == self.max_open:
-                self._close(int(np.argmin(left)))
+            while len(self._open) >= self.max_open:  # more, where a state had more
+                fullest = int(np.argmin(left))
+                left = np.delete(left, fullest)
+                self._close(fullest)
             place = len(self._open)
             self._open.append(_Open([], self._caps.copy()))
         one = self._open[place]

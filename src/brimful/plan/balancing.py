@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .buckets import check_rising
+from .budget import ENDLESS
 from .costs import SampleCost, sample_costs
 from .cut import cut_at, longest_first
 from .dealing import Work, fitted, members, summed
@@ -127,7 +128,7 @@ def micro_batches(
 
 def _cap(lengths: IntArray, max_tokens: int) -> int:
     """The most tokens of a part, which each sample alone must keep."""
-    cap = integer("max_tokens", max_tokens, 1, "token")
+    cap = integer("max_tokens", max_tokens, 1, "token", most=ENDLESS)
     refuse_overlong(lengths, lengths <= cap, max_length=cap, limit=f"max_tokens={cap:,}", remedy="raise the limit")
     return cap
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import finite, function, integer, one_of, other_signature
+from .errors import check_bool, finite, function, integer, one_of, other_signature
 from .plan import IntArray
 from .transformer import work_of
 
@@ -79,6 +79,7 @@ class AttentionCost:
             >>> f"{cost(1, 8_192):.3e}"
             '1.406e+14'
         """
+        check_bool("head", head)
         work = work_of(config, head=head, gated=gated)
         windows = work.windows.items()
         one_of("pairs", pairs, *get_args(Pairs))
@@ -106,10 +107,11 @@ class AttentionCost:
             >>> AttentionCost(quadratic=1 / 10).of_lengths(np.array([10, 20])).tolist()
             [20.0, 60.0]
         """
-        costs: NDArray[np.float64] = lengths * (self.linear + self.quadratic * lengths)
+        tokens = np.asarray(lengths, np.float64)  # whose squares do not wrap around
+        costs = tokens * (self.linear + self.quadratic * tokens)
         for window, pair in self.windows:
-            full = np.minimum(lengths, window)
-            costs = costs + pair * (full * (full + 1) / 2 + (lengths - full) * window)
+            full = np.minimum(tokens, window)
+            costs += pair * (full * (full + 1) / 2 + (tokens - full) * window)
         return costs
 
 

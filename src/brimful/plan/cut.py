@@ -124,6 +124,16 @@ def cut_at(order: IntArray, starts: IntArray) -> list[IntArray]:
     ]  # as a list: 36 bytes a part
 
 
+def distinct(values: IntArray) -> tuple[IntArray, IntArray]:
+    """The distinct values, ascending, and how often each comes."""
+    if values.max(initial=0) > 4 * len(values):
+        found, counts = np.unique(values, return_counts=True)
+        return found, counts
+    counts = np.bincount(values)
+    found = np.flatnonzero(counts)
+    return found, counts[found]
+
+
 def longest_first(lengths: IntArray) -> IntArray:
     """Sample numbers by length, longest first, ties by number."""
     return ascending(lengths.max(initial=0) - lengths)

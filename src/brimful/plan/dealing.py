@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .cut import ascending, cut_at, longest_first
+from .cut import ascending, cut_at, distinct, longest_first
 from .pack import best_fit, fit_sizes
 from .plan import IntArray
 
@@ -116,7 +116,7 @@ def no_fewer(sizes: IntArray, limits: IntArray) -> int:
     of j (k + 1)-ths and more takes j of these places (a dual feasible function; Fekete and Schepers 2001)."""
     most = 1
     for own, limit in zip(sizes.T, limits.tolist()):
-        own, count = _distinct(own)
+        own, count = distinct(own)
         most = max(most, -(-int(own @ count) // limit))
         for k in range(1, 16):
             places = own * (k + 1)
@@ -124,16 +124,6 @@ def no_fewer(sizes: IntArray, limits: IntArray) -> int:
             taken = int((places // limit)[~exact] @ count[~exact]) * limit + int(own[exact] @ count[exact]) * k
             most = max(most, -(-taken // (k * limit)))
     return most
-
-
-def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
-    """The distinct values, and how often each comes."""
-    if values.max(initial=0) > 4 * len(values):
-        found, counts = np.unique(values, return_counts=True)
-        return found, counts
-    counts = np.bincount(values)
-    found = np.flatnonzero(counts)
-    return found, counts[found]
 
 
 def _cheapest_first(costs: FloatArray, part_of: IntArray) -> IntArray:

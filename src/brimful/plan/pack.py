@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .budget import as_limits
 from .costs import SampleCost, sample_cost, sample_costs
-from .cut import ascending, longest_first
+from .cut import ascending, distinct, longest_first
 from .errors import check_count
 from .overlong import refuse_beyond, refuse_overlong, refuse_sums
 from .plan import IntArray, Plan, as_lengths, longest_of_each, one_length
@@ -183,9 +183,8 @@ def best_fit(lengths: IntArray, row_length: int, opened: Sequence[int] = ()) -> 
     chosen: list[int] = []
     runs: list[int] = []  # what each row takes, and how many rows
     num_rows = len(opened)
-    counts = np.bincount(lengths)
-    values = np.flatnonzero(counts)[::-1]
-    for length, count in zip(values.tolist(), counts[values].tolist(), strict=True):
+    values, counts = distinct(lengths)
+    for length, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while count:
             at = bisect_left(rooms, length)
             room = rooms[at] if at < len(rooms) else row_length

@@ -307,7 +307,7 @@ def sizes_by_name(sizes: Mapping[str, ArrayLike], names: Sequence[str]) -> IntAr
     """
     if {*sizes} != {*names}:
         raise ValueError(f"the sizes are {', '.join(map(str, sizes))}, and the limits are of {', '.join(names)}")
-    columns = [as_lengths(sizes[name]) for name in names]
+    columns = [one_length(sizes[name], f"sizes[{name!r}]") for name in names]
     if odd := [name for name, one in zip(names, columns) if one.shape != columns[0].shape]:
         counts = f"{len(columns[0]):,} of {names[0]} and {len(columns[names.index(odd[0])]):,} of {odd[0]}"
         raise ValueError(f"each sample has every size (got {counts})")

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .budget import as_limits
+from .budget import ENDLESS, as_limits
 from .costs import SampleCost, sample_costs
 from .cut import ascending
 from .dealing import FloatArray
@@ -185,17 +185,17 @@ def steps(
         costs, rows = own.greatest(costs) if pads.any() else own.sums(costs), own.counts
         _refuse_large(own, columns, pads, most)
     first_units = _first_units(own, samples_per_step)
+    if len(few := np.flatnonzero(np.diff(first_units) < num_ranks)):
+        has = counted(int(np.diff(first_units)[few[0]]), "sample" if units is None else "unit")
+        raise ValueError(
+            f"step {few[0]:,} has {has} for {num_ranks:,} ranks, and no rank may be empty; take fewer ranks, or more samples "
+            "a step"
+        )
     found = np.empty((3, len(values)), np.int64)
     counts = np.empty((len(first_units) - 1, num_ranks), np.int64)
     loads = np.empty(counts.shape)
     sample_bounds = np.append(own.begins, len(values))
     for number, (first, last) in enumerate(pairwise(first_units.tolist())):
-        if last - first < num_ranks:
-            thing = "sample" if units is None else "unit"
-            raise ValueError(
-                f"step {number:,} has {counted(last - first, thing)} for {num_ranks:,} ranks, and no rank may be empty; take "
-                "fewer ranks, or more samples a step"
-            )
         begin, end = sample_bounds[[first, last]].tolist()
         items = slice(first, last) if whole else slice(begin, end)
         owners = None if whole or units is None else np.repeat(np.arange(last - first), own.counts[first:last])
@@ -221,7 +221,7 @@ def limits_by_name(limits: int | Mapping[str, int]) -> dict[str, int]:
         ValueError: there is none, or one is below 1.
     """
     by_name = isinstance(limits, Mapping)
-    most = as_limits("limits", limits) if by_name else {"tokens": integer("limits", limits, 1, "token")}
+    most = as_limits("limits", limits) if by_name else {"tokens": integer("limits", limits, 1, "token", most=ENDLESS)}
     if not most:
         raise ValueError("limits must be at least 1: limits=16_384, or limits={'tokens': 16_384, 'samples': 64}")
     if "samples" in most:
@@ -268,8 +268,9 @@ def _costs(lengths: IntArray, cost: SampleCost | ArrayLike | None) -> FloatArray
         raise ValueError(
             f"cost has a number for each of {counted(len(lengths), 'sample')} (got an array of {given.dtype} {given.shape})"
         )
-    costs = given.astype(np.float64)
-    wrong = np.flatnonzero(~((costs >= 0) & np.isfinite(costs * len(costs))))
+    with np.errstate(over="ignore"):
+        costs = given.astype(np.float64)
+        wrong = np.flatnonzero(~((costs >= 0) & np.isfinite(costs * len(costs))))
     if len(wrong):
         raise ValueError(f"cost must be finite and not negative (sample {wrong[0]:,} has {costs[wrong[0]]})")
     return costs

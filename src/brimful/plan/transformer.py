@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from .errors import integer
@@ -14,13 +14,18 @@ _NAMES: Final = {
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "num_key_value_heads": ("num_kv_heads",),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "hidden_dim"),
-    "num_experts": ("num_local_experts", "n_routed_experts"),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("moe_k", "moe_topk"),
+    "n_shared_experts": ("moe_num_shared_experts",),
+    "first_k_dense_replace": ("moe_layer_start_index",),
+    "decoder_sparse_step": ("moe_layer_interval",),
 }
 """A setting of a configuration, and what other models call it."""
 _NO_GATE: Final = frozenset({"arcee", "falcon", "nemotron", "persimmon", "phi", "starcoder2"})
 """Models with `num_key_value_heads` whose feed-forward layers have two matrices. All others with it have three, and one gates."""
 _GATE: Final = frozenset({"modernbert", "modernbert-decoder"})
-_UNKNOWN: Final = ("attn_layer_period", "index_topk", "mamba_d_state", "ssm_cfg", "state_size")
+_REMEDY: Final = "give the cost of a token and of a pair yourself, AttentionCost(linear=..., quadratic=...)"
+_UNKNOWN: Final = ("attn_layer_period", "block_types", "index_topk", "mamba_d_state", "ssm_cfg", "state_size")
 """Settings of models with layers that are not counted here."""
 
 
@@ -47,7 +52,10 @@ class _Config:
 
     def get(self, name: str) -> Any:
         for one in (name, *_NAMES.get(name, ())):
-            value = self._of.get(one) if isinstance(self._of, Mapping) else getattr(self._of, one, None)
+            try:
+                value = self._of.get(one) if isinstance(self._of, Mapping) else getattr(self._of, one, None)
+            except RuntimeError as error:  # of transformers, where it differs from layer to layer
+                raise self._differs(one) from error
             if value is not None:
                 return value
         return None
@@ -56,10 +64,16 @@ class _Config:
         value = self.get(name)
         if value is None and default is None:
             raise ValueError(
-                f"this configuration ({type(self._of).__name__}) has no {name}, by which the work is counted: give the "
-                "cost of a token and of a pair yourself, AttentionCost(linear=..., quadratic=...)"
+                f"this configuration ({type(self._of).__name__}) has no {name}, by which the work is counted: {_REMEDY}"
             )
+        if isinstance(value, Sequence | Mapping) and not isinstance(value, str):
+            raise self._differs(name)
         return integer(name, default if value is None else value, 0)
+
+    def _differs(self, name: str) -> ValueError:
+        return ValueError(
+            f"this configuration ({type(self._of).__name__}) has no one {name} for all layers, which is not counted: {_REMEDY}"
+        )
 
 
 def work_of(config: Any, *, head: bool, gated: bool | None) -> Work:
@@ -104,9 +118,11 @@ def _kinds(known: _Config, layers: int) -> list[str]:
         slides = known.get("sliding_window") and known.get("use_sliding_window") is not False
         return ["sliding_attention" if slides else "full_attention"] * layers
     kinds = list(given)[:layers]
+    if len(kinds) < layers:
+        raise ValueError(f"layer_types has {len(kinds):,} of num_hidden_layers={layers:,} layers")
     if odd := {*kinds} - {"full_attention", "sliding_attention", "linear_attention"}:
         raise ValueError(
-            f"layers of {min(odd)!r} (layer_types) are not counted: give AttentionCost(linear=..., quadratic=...)"
+            f"layers of {min(odd, key=str)!r} (layer_types) are not counted: give AttentionCost(linear=..., quadratic=...)"
         )
     return kinds
 

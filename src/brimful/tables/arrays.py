@@ -292,8 +292,11 @@ def arrays_in(array: pa.Array) -> list[NDArray[Any] | None] | None:
     ends = starts + shapes.prod(axis=1)
     first, last = (int(starts[there].min()), int(ends[there].max())) if there.any() else (0, 0)
     own = values[first:last]
-    if own.null_count:
-        return None
+    if own.null_count:  # those of a null row do not count
+        nulls = np.append(0, np.cumsum(null_in(own)))
+        if (nulls[ends[there] - first] > nulls[starts[there] - first]).any():
+            return None
+        own = own.fill_null(False if pa.types.is_boolean(own.type) else 0)
     flat = numpy_of(own).copy()
     bounds = zip((starts - first).tolist(), (ends - first).tolist(), shapes.tolist(), there.tolist())
     return [flat[begin:end].reshape(shape) if valid else None for begin, end, shape, valid in bounds]

@@ -795,6 +795,8 @@ def _cause(value: Any, kind: pa.DataType) -> tuple[str, str, str]:
         return "text with half a surrogate pair", why, "'json'"
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
         return "a tensor of bfloat16", NO_BFLOAT16, ""
+    if getattr(value, "requires_grad", False):
+        return "a tensor that needs gradients", "return tensor.detach()", ""
     found = _type_of(value, kind)
     odd = ""
     if isinstance(value, dict | list):
