@@ -288,18 +288,18 @@ def like(pattern: Mapping[str, Any], shape: Shape, rules: ColumnRules) -> dict[s
         real = (mask[row] != 0).nonzero().flatten().cpu()
     made: dict[str, Any] = {}
     for name, value in pattern.items():
-        follows = rules.follows(name)
+        aligned_with = rules.aligned_with(name)
         if isinstance(value, list) and len(value) == size // sides:
             made[name] = [value[row % len(value)]] * (rows // sides)
         elif sides > 1 and isinstance(value, torch.Tensor) and value.ndim and len(value) == size // sides:
             made[name] = value[[row % len(value)] * (rows // sides)].clone()
         elif not isinstance(value, torch.Tensor) or not value.ndim or len(value) != size:
             made[name] = value
-        elif follows is None or value.ndim < 2:
+        elif aligned_with is None or value.ndim < 2:
             made[name] = value[[row] * rows].clone()
         else:
-            own = real if follows == 0 and len(real) else torch.arange(value.shape[1])
-            columns = own[torch.arange(widths[follows]) % len(own)]
+            own = real if aligned_with == 0 and len(real) else torch.arange(value.shape[1])
+            columns = own[torch.arange(widths[aligned_with]) % len(own)]
             made[name] = value[row][columns].expand(rows, *([-1] * (value.ndim - 1))).clone()
     if "lengths" in made and isinstance(made["lengths"], torch.Tensor):
         made["lengths"][:] = torch.tensor(widths if len(widths) > 1 else widths[0])

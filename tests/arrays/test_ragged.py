@@ -564,7 +564,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "the labels": (
         lambda: next(iter(bf.from_sequence([{"input_ids": [1], "labels": [1]}]).batch(2, arrays={"labels": "list"}))),
         ValueError,
-        "^arrays names 'labels', which goes with the tokens of 'input_ids': the layout says how these lie",
+        "^arrays names 'labels', which goes with 'input_ids': the layout says how these lie",
     ),
     "a collate_fn": (
         lambda: bf.from_sequence(IMAGES).batch(2, arrays={"x": "list"}, collate_fn=list),

@@ -145,7 +145,7 @@ class Collated(Stage[Any]):
                     columns = known[batch.window] = columns_of(batch.window, self.rules, self.as_arrays)
                     if batch.plan.static and batch.plan.pieces is None:
                         lists = [one for one in columns.all if isinstance(one, ListColumn)]
-                        _warn_varying(one for one in lists if one.follows is None and _varies(one, own_lengths))
+                        _warn_varying(one for one in lists if one.aligned_with is None and _varies(one, own_lengths))
                         _refuse_varying(columns)
                     if self.as_arrays:
                         made = TAKEN if batch.weight is None else (*RANK_KEYS, *TAKEN)

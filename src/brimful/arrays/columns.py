@@ -112,16 +112,16 @@ class ColumnRules:
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
 
-    def follows(self, name: str) -> int | None:
+    def aligned_with(self, name: str) -> int | None:
         """The number of the length column that a list is cut, padded and packed with; None: it has a length of its own.
 
         >>> rules = ColumnRules(("source", "target"))
-        >>> rules.follows("target"), rules.follows("labels"), rules.follows("tags")
+        >>> rules.aligned_with("target"), rules.aligned_with("labels"), rules.aligned_with("tags")
         (1, 0, None)
         >>> rules = ColumnRules(("chosen_input_ids", "rejected_input_ids"))
-        >>> rules.follows("chosen_labels"), rules.follows("rejected_labels"), rules.follows("labels")
+        >>> rules.aligned_with("chosen_labels"), rules.aligned_with("rejected_labels"), rules.aligned_with("labels")
         (0, 1, None)
-        >>> ColumnRules(("chosen_input_ids",)).follows("chosen_labels")
+        >>> ColumnRules(("chosen_input_ids",)).aligned_with("chosen_labels")
         0
         """
         return next((number for number, group in enumerate(self.aligned) if name in group), None)
@@ -171,9 +171,9 @@ class ColumnRules:
     def labels_follow(self) -> LabelsFollow:
         """How labels are counted."""
         as_numbers = tuple(name for name in (LABELS, SHIFTED) if "int" not in self.dtypes.get(name, "int64"))
-        follows = self.follows(LABELS), self.follows(SHIFTED)
+        aligned_with = self.aligned_with(LABELS), self.aligned_with(SHIFTED)
         return LabelsFollow(
-            *(*follows, self.length_columns, as_numbers, self.functions, self.stacks),
+            *(*aligned_with, self.length_columns, as_numbers, self.functions, self.stacks),
             weights=self.weights,
             piece_length=self.piece_length,
         )
@@ -185,14 +185,14 @@ class ListColumn:
     `values[starts[i] : starts[i] + counts[i]]`, each of these with all dimensions of `values` but the first.
 
     Args:
-        follows: the number of the length column that it is cut, padded and packed with; None: padded to its own longest.
+        aligned_with: the number of the length column that it is cut, padded and packed with; None: padded to its own longest.
     """
 
     name: str
     values: NDArray[Any]
     starts: IntArray
     counts: IntArray
-    follows: int | None
+    aligned_with: int | None
     fill: Any
     type: ColumnType
 
@@ -368,9 +368,9 @@ class WindowColumns:
         sizes, arrays = self.sizes(batch), []
         for column in self.all:
             if isinstance(column, ListColumn):
-                assert column.follows is not None
+                assert column.aligned_with is not None
                 starts = 0 if batch.pieces is None else batch.pieces.starts
-                cut = column.cut(batch.numbers, starts, sizes[column.follows])
+                cut = column.cut(batch.numbers, starts, sizes[column.aligned_with])
                 arrays.append(list_array(cut.values, cut.offsets))
             else:
                 assert isinstance(column, ObjectColumn)
@@ -407,8 +407,8 @@ class WindowColumns:
 
     def _without_label(self, batch: Batch, column: ListColumn) -> IntArray:
         begins, sizes = column.starts[batch.numbers], column.counts[batch.numbers]
-        if column.follows is not None:
-            pieces, own = batch.pieces, self.sizes(batch)[column.follows]
+        if column.aligned_with is not None:
+            pieces, own = batch.pieces, self.sizes(batch)[column.aligned_with]
             starts = 0 if pieces is None else pieces.starts
             is_shifted = (
                 column.name == SHIFTED
@@ -436,7 +436,7 @@ class WindowColumns:
     def _has_several(self, name: str, ndim: int) -> bool:
         """Whether labels have several numbers that count as one a sample, such as a truth value for each of many classes."""
         own = next((one for one in self.all if one.name == name), None)
-        if own is None or TOKENS not in self.rules.length_columns or getattr(own, "follows", None) is not None:
+        if own is None or TOKENS not in self.rules.length_columns or getattr(own, "aligned_with", None) is not None:
             return False
         return ndim > 1
 
@@ -476,8 +476,8 @@ def columns_of(window: PlanningWindow, rules: ColumnRules, as_arrays: bool = Tru
     at = rules.lists_among(fields)
     if at:
         _check_token_columns(fields, rules)
-    follows = {name: at.index(own) if (own := rules.follows(name)) in at else None for name in fields}
-    found = (_column(window, one, rules, follows[name], as_arrays, at) for name, one in fields.items())
+    aligned_with = {name: at.index(own) if (own := rules.aligned_with(name)) in at else None for name in fields}
+    found = (_column(window, one, rules, aligned_with[name], as_arrays, at) for name, one in fields.items())
     labels = labels_of(schema, rules.packs, rules.labels_follow)
     given = tuple(rules.length_columns[number] for number in at)
     return WindowColumns(window.lengths, given, at, tuple(found), rules, labels)
@@ -487,24 +487,24 @@ def _column(
     window: PlanningWindow,
     field: pa.Field,
     rules: ColumnRules,
-    follows: int | None,
+    aligned_with: int | None,
     as_arrays: bool,
     at: tuple[int, ...],
 ) -> Column:
     name, kind = field.name, field.type
     form = rules.arrays.get(name) if as_arrays else None
-    if is_list_column(kind) and follows is not None:
+    if is_list_column(kind) and aligned_with is not None:
         if form not in (None, "pad"):
             raise ValueError(
-                f"arrays names {name!r}, which goes with the tokens of {rules.length_columns[at[follows]]!r}: the layout says "
+                f"arrays names {name!r}, which goes with {rules.length_columns[at[aligned_with]]!r}: the layout says "
                 "how these lie. Leave it out of arrays="
             )
-        return _lists(window, field, rules, follows, at)
+        return _lists(window, field, rules, aligned_with, at)
     shape = _shape_of(kind)
     if as_arrays and shape is not None and None not in shape and form in (None, "stack"):
         return _stacked(window, field, rules)
     if as_arrays and is_number_list(kind) and form is None and shape is not None and None in shape:
-        return _lists(window, field, rules, follows, at)
+        return _lists(window, field, rules, aligned_with, at)
     if as_arrays and shape:
         return _arrays(window, field, rules, form, shape)
     if form is not None:
@@ -530,18 +530,18 @@ def _check_token_columns(fields: Mapping[str, pa.Field], rules: ColumnRules) -> 
 
 
 def _lists(
-    window: PlanningWindow, field: pa.Field, rules: ColumnRules, follows: int | None, at: tuple[int, ...]
+    window: PlanningWindow, field: pa.Field, rules: ColumnRules, aligned_with: int | None, at: tuple[int, ...]
 ) -> ListColumn:
     name = field.name
     values, starts, counts = _spans(window, field)
-    if follows is not None:
-        expected = window.lengths.reshape(len(window), -1)[:, at[follows]]
+    if aligned_with is not None:
+        expected = window.lengths.reshape(len(window), -1)[:, at[aligned_with]]
         differ = np.flatnonzero(counts != expected)
         if len(differ):
-            raise _unequal(window, rules, name, at[follows], counts, expected, int(differ[0]))
+            raise _unequal(window, rules, name, at[aligned_with], counts, expected, int(differ[0]))
     fill = fill_of(name, rules.pad_values)
     kind = type_of(name, values.dtype, fill, rules.dtypes, values.ndim > 1)
-    return ListColumn(name, values, starts, counts, follows, kind.made.type(fill), kind)
+    return ListColumn(name, values, starts, counts, aligned_with, kind.made.type(fill), kind)
 
 
 def _spans(window: PlanningWindow, field: pa.Field) -> RowSpans:
@@ -569,12 +569,12 @@ def _unequal(
     window: PlanningWindow,
     rules: ColumnRules,
     name: str,
-    follows: int,
+    aligned_with: int,
     counts: IntArray,
     expected: IntArray,
     sample: int,
 ) -> DataError:
-    first = rules.length_columns[follows]
+    first = rules.length_columns[aligned_with]
     if name in rules.length_columns:
         return DataError(
             f"column {name!r} has {counts[sample]:,} values ({where(window.block, int(window.rows[sample]))}), and was planned "

@@ -43,9 +43,11 @@ class Nested(Layout):
             if not isinstance(column, ListColumn):
                 out |= columns.entries(column, numbers, "concat")
                 continue
-            made = column.jagged(numbers, column.counts[numbers] if column.follows is None else sizes[column.follows])
-            if column.follows is not None:
-                made = replace(made, offsets=shared.setdefault(column.follows, made.offsets))
+            made = column.jagged(
+                numbers, column.counts[numbers] if column.aligned_with is None else sizes[column.aligned_with]
+            )
+            if column.aligned_with is not None:
+                made = replace(made, offsets=shared.setdefault(column.aligned_with, made.offsets))
             out[column.name] = made
         if isinstance(mask := out.get(MASK), Jagged) and 0 in shared:
             sizes[0] = np.diff(np.concatenate(([0], np.cumsum(mask.values != 0)))[shared[0]])

@@ -151,7 +151,7 @@ class _PackedRows:
         small = np.int16 if self._length <= np.iinfo(np.int16).max else np.int32
         self._begins, self._in_row = begins.astype(small), in_row.astype(small)
         self._columns_of_slots = np.tile(np.arange(self._length, dtype=small), slots // self._length)
-        tokenwise = [one for one in columns.all if isinstance(one, ListColumn) and one.follows is not None]
+        tokenwise = [one for one in columns.all if isinstance(one, ListColumn) and one.aligned_with is not None]
         self.others = [one for one in columns.all if one not in tokenwise]
         self._tokenwise = {
             one: (one.starts[plan.numbers] + pieces.starts)[segments.pieces] - firsts

@@ -61,7 +61,7 @@ class Padded(Layout):
         out: dict[str, Any] = {}
         masks = columns.masks
         for column in columns.all:
-            place = column.follows if isinstance(column, ListColumn) else None
+            place = column.aligned_with if isinstance(column, ListColumn) else None
             if not isinstance(column, ListColumn) or (place is None and not self.on_device):
                 out |= columns.entries(column, numbers, self.arrays, left)
                 continue

@@ -58,12 +58,12 @@ class Paired(Layout):
             )
         made = Padded(self.left, self.weighted).item(batch, columns)
         kinds = [
-            [name.removeprefix(prefix) for name in made if rules.follows(name) == side]
+            [name.removeprefix(prefix) for name in made if rules.aligned_with(name) == side]
             for side, prefix in enumerate(rules.prefixes)
         ]
         for prefix, own in zip(rules.prefixes, kinds):
             if lacks := [kind for each in kinds for kind in each if kind not in own]:
-                other = next(name for name in made if name.endswith(lacks[0]) and rules.follows(name) is not None)
+                other = next(name for name in made if name.endswith(lacks[0]) and rules.aligned_with(name) is not None)
                 raise DataError(
                     f"there is a column {other!r}, and no {prefix + lacks[0]!r}. With layout='paired' all sides have the same "
                     "columns: add the one, or drop the other"

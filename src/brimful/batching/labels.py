@@ -77,7 +77,7 @@ class LossLabels(NamedTuple):
 
     name: str
     by: Literal["token", "class", "sample"]
-    follows: int | None = None
+    aligned_with: int | None = None
 
 
 def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> LossLabels | None:
@@ -101,11 +101,11 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> LossLabel
         kind, depth = arrays.value_type, 2
     while is_list(kind):
         kind, depth = kind.value_type, depth + 1
-    follows = follow.shifted if name == SHIFTED else follow.labels
-    if follows is not None and not follow.is_cut_with(schema, follows):
-        follows = None
-    if pa.types.is_integer(kind) and depth == 1 and (follows is not None or TOKENS not in follow.lengths):
-        return LossLabels(name, "token", follows)
+    aligned_with = follow.shifted if name == SHIFTED else follow.labels
+    if aligned_with is not None and not follow.is_cut_with(schema, aligned_with):
+        aligned_with = None
+    if pa.types.is_integer(kind) and depth == 1 and (aligned_with is not None or TOKENS not in follow.lengths):
+        return LossLabels(name, "token", aligned_with)
     if pa.types.is_integer(kind) and depth < 2 and name not in follow.as_numbers:
         return LossLabels(name, "class")
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
@@ -155,14 +155,14 @@ def counted(batches: PlannedWindow, follow: LabelsFollow, rows: bool = False) ->
         sizes, given, edges = found[:, numbers]
         if by == "class":
             return Labelled(np.minimum(given, 1), none)
-        if labels.follows is None:
+        if labels.aligned_with is None:
             return Labelled(given, none)
         cut = np.flatnonzero(kept < sizes)
         if len(cut):
             given[cut], edges[cut] = _in_pieces(window, labels.name, numbers[cut], starts[cut], kept[cut])
         return Labelled(given, edges)
 
-    each = count(batches.numbers, *_kept(batches, slice(None), labels.follows))
+    each = count(batches.numbers, *_kept(batches, slice(None), labels.aligned_with))
     has = _as_they_lie(each, packs) > 0
     given, edges, samples = (batches.sums(one).tolist() for one in (*each, has))
     if not follow.weighs:
@@ -187,7 +187,7 @@ def loss_weights(batch: Batch, follow: LabelsFollow) -> NDArray[np.float64] | No
     labels = labels_of(window.block.schema, plan.pieces is not None, follow)
     own = None if follow.weights is None else window.weights(follow.weights)
     count = None if labels is None else _counter(window, labels, plan.pieces is not None)
-    each = None if count is None else count(batch.numbers, *_kept(plan, span, labels and labels.follows))
+    each = None if count is None else count(batch.numbers, *_kept(plan, span, labels and labels.aligned_with))
     weights = _weights(plan, span, follow, own, each, count)
     if batch.weight == 0:
         weights[:] = 0
@@ -256,7 +256,7 @@ def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
         return None
     if batch.weight == 0:
         return NumLabels(0, 0)
-    each = count(batch.numbers, *_kept(batch.plan, batch.span, labels.follows))
+    each = count(batch.numbers, *_kept(batch.plan, batch.span, labels.aligned_with))
     has = _as_they_lie(each, packs) > 0
     given, edges, samples = (int(one.sum()) for one in (*each, has))
     weights = loss_weights(batch, follow)
@@ -280,7 +280,7 @@ def _counter(window: PlanningWindow, labels: LossLabels, packs: bool) -> Count |
             return Labelled((numpy_of(column)[rows] != NOT_TRAINED_ON).astype(np.int64), none)
         values = window.ragged(labels.name)
         begins, sizes = values.spans(rows)
-        if labels.follows is None:
+        if labels.aligned_with is None:
             asked = trained_on(*gather(values.values, begins, sizes))[0]
             return Labelled(np.minimum(asked, 1) if labels.by == "class" else asked, none)
         goes_on = starts + kept < sizes
@@ -295,13 +295,13 @@ def _counter(window: PlanningWindow, labels: LossLabels, packs: bool) -> Count |
     return count
 
 
-def _kept(batches: PlannedWindow, which: slice, follows: int | None) -> tuple[IntArray, IntArray]:
+def _kept(batches: PlannedWindow, which: slice, aligned_with: int | None) -> tuple[IntArray, IntArray]:
     """The first label of some samples, or pieces, that is in their batches, and how many are; nothing where they are not cut."""
     if batches.pieces is not None:
         return batches.pieces.starts[which], batches.pieces.lengths[which]
-    if follows is None:
+    if aligned_with is None:
         return batches.numbers[:0], batches.numbers[:0]
-    kept = batches.sizes[which] if batches.sizes.ndim == 1 else batches.sizes[which, follows]
+    kept = batches.sizes[which] if batches.sizes.ndim == 1 else batches.sizes[which, aligned_with]
     return np.broadcast_to(np.int64(0), len(kept)), kept
 
 

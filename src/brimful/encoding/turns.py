@@ -369,8 +369,8 @@ class ChatTemplate:
             return None  # a summary
         begin, end = plain.visits[1][-1][-1]
         stop = _stripped(plain.text, begin, end)
-        follows = self.special.at(plain.text, _black(plain.text, end))
-        return bool(follows) and not self.special.before(plain.text, stop, begin)
+        aligned_with = self.special.at(plain.text, _black(plain.text, end))
+        return bool(aligned_with) and not self.special.before(plain.text, stop, begin)
 
     @once
     def _known_headers(self) -> dict[str | None, list[_Header]]:

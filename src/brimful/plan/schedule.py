@@ -326,9 +326,9 @@ class Course:
             here = self.stretches[number]
             if here.start >= last and number > begin:
                 break
-            follows = number + 1 < len(self.stretches) and self._starts[number + 1] < last
+            aligned_with = number + 1 < len(self.stretches) and self._starts[number + 1] < last
             low = before - here.before if number == begin else np.zeros(len(before), dtype=np.int64)
-            high = (self.stretches[number + 1].before if follows else after) - here.before
+            high = (self.stretches[number + 1].before if aligned_with else after) - here.before
             for source, part in enumerate(times_of(low, high, here.weights, here.offsets)):
                 owners.append(np.full(len(part), source))
                 numbers.append(np.full(len(part), number))

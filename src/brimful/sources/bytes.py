@@ -210,7 +210,7 @@ class RemoteFile(Bytes):
 
     def _ranged(self, most: int) -> memoryview:
         if not self._first <= self._at < self._first + len(self._block):
-            follows = bool(self._block) and self._at == self._first + len(self._block)
+            aligned_with = bool(self._block) and self._at == self._first + len(self._block)
             if self._ahead is not None and self._ahead[0] != self._at:
                 self._ahead[1].cancel()
                 self._ahead = None
@@ -218,7 +218,7 @@ class RemoteFile(Bytes):
             self._block, self._first = awaited(self._ahead[1]), self._at
             self._ahead = None
             after = self._at + len(self._block)
-            if follows and after not in (self.until, self._size):
+            if aligned_with and after not in (self.until, self._size):
                 self._ahead = self._begun(after)
         start = self._at - self._first
         return self._block[start : start + most]

@@ -140,7 +140,7 @@ def _ragged(
     lengths = dict(zip(columns.given, sizes))
     for column in columns.all:
         if isinstance(column, ListColumn):
-            names[column.name] = column.name if column.follows is None else columns.given[column.follows]
+            names[column.name] = column.name if column.aligned_with is None else columns.given[column.aligned_with]
             lengths.setdefault(names[column.name], column.counts[numbers])
     for name, place in columns.masks.items():
         names.setdefault(name, columns.given[place])
