@@ -291,10 +291,9 @@ def _same_function(saved: dict[str, Any], ours: dict[str, Any]) -> bool:
 
 
 def _brief(value: Any) -> str:
-    if isinstance(value, list) and value and all(isinstance(one, dict) and "verb" in one for one in value):
-        return " > ".join(str(one["verb"]) for one in value)
     if isinstance(value, list) and value and all(isinstance(one, list) for one in value):
-        return f"{len(value):,} data sets"
+        if all(isinstance(stage, dict) for one in value for stage in one):
+            return f"{len(value):,} data sets"
     if isinstance(value, dict) and (name := value.get("verb") or value.get("type") or value.get("function")):
         return str(name)
     if isinstance(value, dict) and "shards" in value:
