@@ -679,3 +679,17 @@ def test_a_tensor_that_needs_gradients_is_refused_with_the_remedy() -> None:
     weights = torch.ones(2, 3, requires_grad=True)
     with pytest.raises(bf.StageError, match=r"a tensor that needs gradients here \(return tensor\.detach\(\)\)"):
         list(bf.from_sequence([{}, {}]).map(lambda _: {"x": weights}))
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.list_(pa.float32(), 2)), bf.array_type("float32", (None, None))])
+def test_a_row_is_an_array_whatever_its_neighbours_lack(kind: pa.DataType) -> None:
+    if isinstance(kind, pa.ListType):
+        column = pa.array([[[1, 2]], [[1, None]], None, [[3, 4]]], kind)
+    else:
+        values = [{"data": data, "shape": [1, 2]} for data in ([1, 2], [1, None], [3, 4])]
+        column = pa.ExtensionArray.from_storage(kind, pa.array([*values[:2], None, values[2]], kind.storage_type))
+    rows = [sample["x"] for sample in bf.from_sequence(pa.table({"x": column})).stream()]
+    assert isinstance(rows[0], np.ndarray)
+    assert isinstance(rows[3], np.ndarray)
+    assert not isinstance(rows[1], np.ndarray)
+    assert rows[2] is None

@@ -507,3 +507,9 @@ def test_shards_that_were_taken_away_are_named_as_such(tmp_path: Path, taken: in
     }[taken]
     with pytest.raises(bf.StateError, match=message):
         list(data("2").iter(it.state_dict(), allow={"urls"}))
+
+
+def test_a_list_of_numbers_is_told_as_it_is() -> None:
+    found = header_difference({"windows": [[8, 0.5]]}, {"windows": []})
+    assert found is not None
+    assert (found.saved, found.ours) == ("[[8, 0.5]]", "[]")

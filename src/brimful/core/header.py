@@ -290,10 +290,14 @@ def _same_function(saved: dict[str, Any], ours: dict[str, Any]) -> bool:
     return first == second and (one == other or "__main__" in (one, other))
 
 
+def _stages(chain: list[Any]) -> bool:
+    return all(isinstance(stage, dict) for stage in chain)
+
+
 def _brief(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(one, dict) and "verb" in one for one in value):
         return " > ".join(str(one["verb"]) for one in value)
-    if isinstance(value, list) and value and all(isinstance(one, list) for one in value):
+    if isinstance(value, list) and value and all(isinstance(one, list) and _stages(one) for one in value):
         return f"{len(value):,} data sets"
     if isinstance(value, dict) and (name := value.get("verb") or value.get("type") or value.get("function")):
         return str(name)

@@ -94,8 +94,11 @@ def _values(array: pa.Array) -> list[Any]:
         # Arrow 26 takes other rows where the values begin at an offset
         moved = array.take(array_of(np.arange(len(array))))
         return list(np.array(moved.to_numpy_ndarray()))
-    if kind_of(array.type) is not None and (found := arrays_in(array)) is not None:
-        return found
+    if kind_of(array.type) is not None:
+        if (found := arrays_in(array)) is not None:
+            return found
+        if len(array) > 1:  # a row must not depend on what its neighbours lack
+            return [value for row in range(len(array)) for value in _values(array.slice(row, 1))]
     if not is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
         return values_in(array)
     bounds = array.offsets.to_pylist()
