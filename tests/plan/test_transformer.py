@@ -141,6 +141,10 @@ def test_it_deals_samples_as_any_cost() -> None:
     [
         ({"hidden_size": 8}, "has no num_hidden_layers"),
         ({**WIDE, "is_encoder_decoder": True}, "a length each"),
+        (
+            {**FEW, "ffn_config": {"moe_num_experts": 4}},
+            "the layers that ffn_config belongs to are not counted",
+        ),  # of Dbrx
         ({**FEW, "mamba_d_state": 16}, "the layers that mamba_d_state belongs to are not counted"),
         ({**FEW, "layer_types": ["chunked_attention"] * 4}, "layers of 'chunked_attention'"),
         ({**FEW, "layer_types": ["chunked_attention", None] * 2}, "layers of 'chunked_attention'|layers of None"),
@@ -176,3 +180,9 @@ def test_the_cost_of_whole_numbers_does_not_wrap_around() -> None:
     for cost in (AttentionCost(linear=0, quadratic=1), AttentionCost(linear=0, quadratic=0, windows=((1 << 40, 1),))):
         for lengths in (np.array([1 << 33]), np.array([1 << 17], np.int32)):
             assert cost.of_lengths(lengths).tolist() == pytest.approx([cost(1, int(lengths[0]))])
+
+
+@pytest.mark.parametrize("windows", [5, ((3,),), (8, 1.0)])
+def test_windows_are_pairs(windows: Any) -> None:
+    with pytest.raises(TypeError, match=r"^windows takes pairs of a size and the cost of a pair of tokens, such as"):
+        AttentionCost(quadratic=1, windows=windows)

@@ -47,9 +47,12 @@ class AttentionCost:
         if min(finite("linear", self.linear), finite("quadratic", self.quadratic)) < 0:
             found = f"{self.linear}, {self.quadratic}"
             raise ValueError(f"linear and quadratic must not be negative (got {found})")
-        windows = tuple(
-            (integer("windows", window, 1, "token"), finite("windows", cost)) for window, cost in self.windows
-        )
+        try:
+            pairs = [(window, cost) for window, cost in self.windows]
+        except (TypeError, ValueError) as error:
+            example = "windows takes pairs of a size and the cost of a pair of tokens, such as ((4_096, 1 / 6_144),)"
+            raise TypeError(f"{example} (got {self.windows!r})") from error
+        windows = tuple((integer("windows", window, 1, "token"), finite("windows", cost)) for window, cost in pairs)
         if windows and min(cost for _, cost in windows) < 0:
             raise ValueError(f"windows must not have negative costs (got {self.windows})")
         object.__setattr__(self, "windows", windows)

@@ -25,7 +25,15 @@ _NO_GATE: Final = frozenset({"arcee", "falcon", "nemotron", "persimmon", "phi", 
 """Models with `num_key_value_heads` whose feed-forward layers have two matrices. All others with it have three, and one gates."""
 _GATE: Final = frozenset({"modernbert", "modernbert-decoder"})
 _REMEDY: Final = "give the cost of a token and of a pair yourself, AttentionCost(linear=..., quadratic=...)"
-_UNKNOWN: Final = ("attn_layer_period", "block_types", "index_topk", "mamba_d_state", "ssm_cfg", "state_size")
+_UNKNOWN: Final = (
+    "attn_layer_period",
+    "block_types",
+    "ffn_config",
+    "index_topk",
+    "mamba_d_state",
+    "ssm_cfg",
+    "state_size",
+)
 """Settings of models with layers that are not counted here."""
 
 
