@@ -20,7 +20,7 @@ from brimful.batching.order import ShuffleBatches
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shuffle import Shuffle
-from brimful.batching.sizes import LengthColumn
+from brimful.batching.sizes import LengthColumn, Size, sizes_at
 from brimful.core.counters import OnError
 from brimful.core.facts import Within, facts_of, refuse_units, shown, verb_of
 from brimful.core.iterator import ResumableIterator
@@ -1038,20 +1038,24 @@ class Dataset:
         self._check_end("cache")
         return IndexedDataset(FromSequence(CachedIndex(self.stage), shuffle=False, seed=0), self.repeats)
 
-    def lengths(self, column: str = "input_ids") -> NDArray[Any]:
+    def lengths(self, column: Size = "input_ids") -> NDArray[Any]:
         """The number of tokens of each sample, integers (n,), in the order of the data. A store gives a memory-mapped
         array.
+
+        Like `length_column` of batches, `column` may also be a number column, or a function of a block of rows. A number
+        column is read, and for a function all rows are.
 
         For shuffled data, the order is the one before the shuffle. For slices and mixtures of shuffled data, it is the
         order of epoch 0.
 
         Raises:
             TypeError: the data set is streamed, or has no end.
-            DataError: there is no such list column, or it has nulls.
+            DataError: there is no such column of lists or numbers, or it has nulls.
 
         >>> import brimful as bf
-        >>> bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).lengths().tolist()
-        [2, 1]
+        >>> data = bf.from_sequence([{"input_ids": [1, 2], "frames": 160}, {"input_ids": [3], "frames": 80}])
+        >>> data.lengths().tolist(), data.lengths("frames").tolist()
+        ([2, 1], [160, 80])
         """
         raise TypeError(
             f"the lengths of this data set are not known: it is {self.kind}. Call cache() to keep it in memory, or "
@@ -1680,18 +1684,23 @@ class IndexedDataset(Dataset):
         train, valid = (self._selected("train_valid_split", partial(one, side)) for side in get_args(Side))
         return train, valid
 
-    def lengths(self, column: str = "input_ids") -> NDArray[Any]:
+    def lengths(self, column: Size = "input_ids") -> NDArray[Any]:
         stage = self.stage
         if stage.count == 0:  # which has no columns either
             return np.zeros(0, dtype=np.int64)
         if stage.count is None:
             raise TypeError("the lengths of this data set are not known: it repeats without end. Call take(n) first")
         rows, count = stage.unshuffled()
-        if rows is np.arange:
-            return stage.index.lengths((column,), required=True)
+        index = stage.index
+        if rows is np.arange and (column == TOKENS or column in index.list_columns):
+            return index.lengths((str(column),), required=True)
+        one_by_one = facts_of(stage).one_by_one
         spans = range(0, count, SPAN)  # the row numbers of all at once would take more than their lengths
         return np.concatenate(
-            [stage.index.lengths_at(rows(first, min(first + SPAN, count)), (column,), required=True) for first in spans]
+            [
+                sizes_at(index, index, rows(first, min(first + SPAN, count)), (column,), True, one_by_one=one_by_one)
+                for first in spans
+            ]
         )
 
     @property

@@ -90,6 +90,7 @@ def test_samples_longer_than_the_budget_are_counted_and_planned_as_if_cut(length
 def test_a_store_is_reported_without_reading_its_tokens(corpus: Corpus, tmp_path: Path) -> None:
     path = tmp_path / "store"
     assert invoke("tokenize", corpus.urls, "--tokenizer", corpus.tokenizer, "--output", path).exit_code == 0
+    assert "there is no list column 'text' in the store" in refusal("report", path, "--column", "text")
     streamed = document(corpus.urls, "--tokenizer", corpus.tokenizer, *SMALL)
     for file in path.glob("*.arrow"):
         file.write_bytes(b"")
@@ -97,8 +98,12 @@ def test_a_store_is_reported_without_reading_its_tokens(corpus: Corpus, tmp_path
     assert stored["source"] == str(path)
     assert {**stored, "source": ""} == {**streamed, "source": ""}
     assert document(path, path, "--sample", 700)["lengths"]["samples"] == 700
-    assert "there is no list column 'text' in the store" in refusal("report", path, "--column", "text")
     assert "--tokenizer is not used" in invoke("report", path, "--tokenizer", corpus.tokenizer).stderr
+
+
+def test_a_number_column_of_a_store_is_reported(tmp_path: Path) -> None:
+    bf.from_sequence([{"input_ids": [1], "frames": n} for n in range(1, 200)]).to_store(tmp_path / "store")
+    assert document(tmp_path / "store", "--column", "frames")["lengths"]["longest"] == 199
 
 
 def test_a_report_of_pairs_says_which_side_it_counts(corpus: Corpus, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -213,13 +214,25 @@ def test_an_empty_store(tmp_path: Path) -> None:
 def test_lengths_and_labels_are_known_without_rows(tmp_path: Path) -> None:
     samples = [{"input_ids": [1] * n, "labels": [-100] * (n // 2) + [3] * (n - n // 2)} for n in (3, 0, 5, 2)]
     bf.from_sequence(samples).to_store(tmp_path / "store")
+    with pytest.raises(bf.DataError, match=r"no list column 'x' in the store .* \(list columns: input_ids, labels\)"):
+        bf.from_store(tmp_path / "store").lengths("x")
     (tmp_path / "store" / "00000.arrow").unlink()
     stored = bf.from_store(tmp_path / "store")
     assert stored.lengths().tolist() == stored.lengths("labels").tolist() == [3, 0, 5, 2]
     assert stored.stage.rows.num_labels_at(np.array([2, 0, 1])).T.tolist() == [[5, 3, 0], [3, 2, 0], [0, 0, 0]]
     assert bf.from_sequence(samples).lengths("labels").tolist() == [3, 0, 5, 2]
-    with pytest.raises(bf.DataError, match=r"no list column 'x' in the store .* \(list columns: input_ids, labels\)"):
-        stored.lengths("x")
+
+
+def test_lengths_are_any_size(tmp_path: Path) -> None:
+    samples = [{"input_ids": [1] * n, "frames": 10 * n} for n in (3, 0, 5, 2)]
+    bf.from_sequence(samples).to_store(tmp_path / "store")
+    for data in (bf.from_store(tmp_path / "store"), bf.from_sequence(samples)):
+        assert data.lengths("frames").tolist() == [30, 0, 50, 20]
+        assert data.lengths(lambda block: pc.list_value_length(block["input_ids"])).tolist() == [3, 0, 5, 2]
+        assert data[1:3].lengths("frames").tolist() == [0, 50]
+        assert data.shuffle(4, seed=1).take(2).lengths("frames").tolist() == [
+            one["frames"] for one in data.shuffle(4, seed=1).take(2)
+        ]
 
 
 def test_lengths_of_a_column_with_nulls_are_refused(tmp_path: Path) -> None:

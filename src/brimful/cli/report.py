@@ -39,8 +39,8 @@ def report(
     column: Annotated[
         str | None,
         typer.Option(
-            help="The column of text (text); of a store that of tokens (input_ids); in .parquet files that of lengths "
-            "(length), or of lists of tokens. One column: of pairs, one side."
+            help="The column of text (text); of a store that of tokens (input_ids), or of numbers; in .parquet files that of "
+            "lengths (length), or of lists of tokens. One column: of pairs, one side."
         ),
     ] = None,
     format: FormatName = "auto",
@@ -107,6 +107,8 @@ def _stored(paths: list[str], column: str, sample: int) -> Lengths:
     lengths = np.concatenate([from_store(path).lengths(column) for path in paths]).astype(np.int64)
     for path in paths:
         manifest = folder_of(path).manifest
+        if column not in manifest.lengths:  # a column of numbers
+            continue
         counted = manifest.lengths[column].sha256
         own = [name for name, side in manifest.lengths.items() if side.sha256 != counted and name != column]
         if pairs := [name for name in own if "int" in manifest.columns[name]]:
