@@ -238,9 +238,7 @@ def planned(policy: Policy, lengths: IntArray, units: IntArray | None = None) ->
     except ValueError as error:
         raise as_overlong(error) from error.__cause__
     name = type(policy).__name__
-    if not all(
-        hasattr(plan, one.name) for one in fields(Plan)
-    ):  # by its members: it may be of another copy of this package
+    if not all(hasattr(plan, one.name) for one in fields(Plan)):  # another copy of this package has another class
         raise TypeError(
             f"{name}.plan must return a bf.Plan (got {type(plan).__name__}); return bf.Plan.of(lengths, batches), where "
             "batches are lists of sample numbers"
