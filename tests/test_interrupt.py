@@ -374,3 +374,20 @@ def test_an_error_that_comes_while_an_earlier_ctrl_c_is_handled_is_an_error() ->
             next(it)
     with pytest.raises(bf.BrokenError):
         next(it)
+
+
+def test_a_ctrl_c_between_two_steps_of_closing_ends_nothing() -> None:
+    """Here its items are closed already, and the iterator still has them: they would seem to be at their end."""
+    it = bf.from_sequence(ROWS).batch(2).iter()
+    found = [next(it)]
+    close = it._run.close
+
+    def interrupted() -> None:
+        it._run.close = close  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    it._run.close = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        it._stop()
+    found += it
+    assert first_difference(found, [*bf.from_sequence(ROWS).batch(2)]) is None

@@ -232,6 +232,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
 
     def _close(self) -> BaseException | None:
         """Where a Ctrl-C comes in the middle of it, the next call does all of it again."""
+        self._reached = None  # `_items` may be closed from here on, and would seem to be at their end
         try:
             self._run.stop()  # else what closes below waits for workers that nobody has stopped
             if self._items is not None:

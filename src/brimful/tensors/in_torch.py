@@ -32,7 +32,7 @@ def in_torch(batch: MutableMapping[str, Any], rules: ColumnRules, names: Iterabl
     >>> batch = {"a": np.array([1, 2]), "b": np.ones(1, np.float32), "text": ["c"]}
     >>> in_torch(batch, rules, batch)
     >>> batch
-    {'a': tensor([1, 2]), 'b': tensor([1.], dtype=bfloat16), 'text': ['c']}
+    {'a': tensor([1, 2]), 'b': tensor([1.], dtype=torch.bfloat16), 'text': ['c']}
     """
     from_numpy, bfloat16 = _torch()
     known: dict[int, Any] = {}  # the tensor of each array, by the array's id
