@@ -87,7 +87,7 @@ def labels_of(schema: pa.Schema, packs: bool, follow: LabelsFollow) -> LossLabel
 
     >>> schema = pa.schema(dict.fromkeys(["input_ids", "labels"], pa.list_(pa.int64())))
     >>> labels_of(schema, False, LabelsFollow(labels=0)), labels_of(schema, False, LabelsFollow())
-    (LossLabels(name='labels', by='token', follows=0), LossLabels(name='labels', by='class', follows=None))
+    (LossLabels(name='labels', by='token', aligned_with=0), LossLabels(name='labels', by='class', aligned_with=None))
     """
     if follow.stacks:
         return LossLabels(follow.lengths[0], "sample")
