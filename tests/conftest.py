@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.effort import BEFORE
 
 # There is a worker for each core, and tensors are small here: torch's threads would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -48,3 +51,9 @@ def pytest_configure() -> None:
         import brimful
 
         assert brimful.__file__.startswith(where), f"{brimful.__file__} is tested instead of {where}"
+
+
+def pytest_runtest_setup() -> None:
+    """Notes which threads there are already."""
+    BEFORE.clear()
+    BEFORE.update(threading.enumerate())

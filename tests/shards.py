@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import lzma
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from brimful.sources.bytes import Bytes
 from brimful.sources.compressed import COMPRESSIONS
+from tests.effort import own_threads
 
 
 def compressed(data: bytes, extension: str) -> bytes:
@@ -126,7 +126,7 @@ def threads_left(seconds: float = 10.0) -> list[str]:
     """The names of our threads that have not ended after so long."""
     until = time.monotonic() + seconds
     while True:
-        names = [thread.name for thread in threading.enumerate() if thread.name.startswith("brimful-")]
+        names = [thread.name for thread in own_threads()]
         if not names or time.monotonic() > until:
             return names
         time.sleep(0.01)

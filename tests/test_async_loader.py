@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import brimful as bf
-from tests.effort import examples
+from tests.effort import examples, own_threads
 
 Point = namedtuple("Point", "x y")
 
@@ -49,7 +49,7 @@ def seen(batches: Any) -> list[Any]:
 
 
 def threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("brimful")}
+    return own_threads()
 
 
 def stored() -> bf.Batches:
