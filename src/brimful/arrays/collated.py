@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Mu
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -150,7 +150,7 @@ class Collated(Stage[Any]):
                     if self.as_arrays:
                         made = TAKEN if batch.weight is None else (*RANK_KEYS, *TAKEN)
                         refuse_taken(made, [column.name for column in columns.all])
-                places = columns.unlabelled(batch) if columns.may_lack_labels else NO_PLACES
+                places = columns.unlabelled(batch)
                 if not len(places):
                     yield WithColumns(batch, columns, after)
                     continue
@@ -203,9 +203,6 @@ class Collated(Stage[Any]):
             if fill != NOT_TRAINED_ON or self.rules.dtypes.get(name, "int64") not in SIGNED:
                 return None
         return self.num_labels(known, columns)
-
-
-NO_PLACES: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

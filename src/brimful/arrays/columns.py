@@ -379,11 +379,6 @@ class WindowColumns:
         located = with_origin(rows, batch.window.block, batch.window.rows[batch.numbers])
         return located.replace_schema_metadata({BATCH_KEY: str(batch.key)})
 
-    @property
-    def may_lack_labels(self) -> bool:
-        """Whether there are labels of tokens, which may all be -100."""
-        return bool(self._token_labels)
-
     @once
     def _token_labels(self) -> list[ListColumn]:
         labels, names = self.labels, []

@@ -59,9 +59,8 @@ class Planner:
         self.max_wait: int = integer("max_wait", max_wait, 0, "sample")
         self._most = limits_by_name(limits)
         self._caps = np.array([*self._most.values()], np.int64)
-        self._ends = [
-            place for place, name in enumerate(self._most) if not place or name == "samples"
-        ]  # full where none is left
+        # where nothing is left of one of these limits, a micro batch is full
+        self._ends = [place for place, name in enumerate(self._most) if not place or name == "samples"]
         self._next = 0
         self._open: list[_Open] = []  # the oldest first
         self._ready: deque[list[int]] = deque()

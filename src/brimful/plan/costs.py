@@ -99,8 +99,7 @@ class AttentionCost:
     def __call__(self, batch_size: int, padded_length: int) -> float:
         cost = padded_length * (self.linear + self.quadratic * padded_length)
         for window, pair in self.windows:
-            full = min(padded_length, window)
-            cost += pair * (full * (full + 1) / 2 + (padded_length - full) * window)
+            cost += pair * _pairs(padded_length, min(padded_length, window), window)
         return batch_size * cost
 
     def of_lengths(self, lengths: IntArray) -> NDArray[np.float64]:
@@ -113,9 +112,13 @@ class AttentionCost:
         tokens = np.asarray(lengths, np.float64)  # whose squares do not wrap around
         costs = tokens * (self.linear + self.quadratic * tokens)
         for window, pair in self.windows:
-            full = np.minimum(tokens, window)
-            costs += pair * (full * (full + 1) / 2 + (tokens - full) * window)
+            costs += pair * _pairs(tokens, np.minimum(tokens, window), window)
         return costs
+
+
+def _pairs(tokens: Any, rising: Any, window: int) -> Any:
+    """The pairs in a window: token i sees i of those up to its own, for the first `rising` ones, and `window` from there on."""
+    return rising * (rising + 1) / 2 + (tokens - rising) * window
 
 
 SampleCost = AttentionCost | Callable[[int], float]
