@@ -87,17 +87,3 @@ class MicroBatches(Stage[Batch]):
         counts = [labels or read(batch, self.labels_follow) for labels, batch in zip(known, step, strict=True)]
         none = NumLabels(0, 0)  # a filler asks for no label
         return [labels and (labels if batch.weight != 0 else none) for labels, batch in zip(counts, step)]
-
-
-def refuse_as_needed(samples_per_step: int | None, trainer: str) -> None:
-    """Refuses steps of as many batches as they need, where a loop adds up the gradients of a fixed number.
-
-    Raises:
-        ValueError: with what to do.
-    """
-    if samples_per_step is not None:
-        raise ValueError(
-            f"the batches are made for optimizer steps of samples_per_step={samples_per_step:,}, of as many batches as they "
-            f"need, and {trainer} adds up the gradients of a fixed number. Write the loop yourself: step after a batch whose "
-            "ends_step is True. Or make the batches with micro_batches=k"
-        )

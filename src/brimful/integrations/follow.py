@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, final
 
 from brimful.async_loader import AsyncLoader, stage_of
 from brimful.batching.facts import is_sharded
-from brimful.batching.micro_batches import refuse_as_needed
 from brimful.core.facts import facts_of
 from brimful.core.states import merge_states
 from brimful.loader import Loader
@@ -104,14 +103,19 @@ def accumulated(loaders: Iterable[Any], given: int, setting: str, *, may_set: bo
         given: by the trainer's own setting; 1: it says nothing, if `may_set`.
         setting: its name.
     Raises:
-        ValueError: it is another number, with both. Or batches are numpy arrays.
+        ValueError: it is another number, with both. Or steps have as many batches as they need, or batches are numpy arrays.
     """
     stages = [stage_of(one) for one in loaders]
     for stage in stages:
         check_tensors(stage, "a trainer's model takes tensors")
     known = [facts_of(stage).batches for stage in stages]
     for one in known:
-        refuse_as_needed(getattr(one, "samples_per_step", None), f"{setting}={given}")
+        if (samples := getattr(one, "samples_per_step", None)) is not None:
+            raise ValueError(
+                f"the batches are made for optimizer steps of samples_per_step={samples:,}, of as many batches as they need, and "
+                f"{setting}={given} adds up the gradients of a fixed number. Write the loop yourself: step after a batch whose "
+                "ends_step is True. Or make the batches with micro_batches=k"
+            )
     made_for = [getattr(one, "micro_batches", None) for one in known]
     if given == 1 and may_set:
         given = next((number for number in made_for if number is not None), 1)
