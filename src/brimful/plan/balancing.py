@@ -14,7 +14,7 @@ from .costs import SampleCost, sample_costs
 from .cut import cut_at, longest_first
 from .dealing import Work, fitted, members, summed
 from .errors import check_bool, integer
-from .micro import Step, micro_batches_of
+from .micro import StepWork, micro_batches_of
 from .overlong import refuse_overlong
 from .plan import IntArray, one_length
 
@@ -118,7 +118,9 @@ def micro_batches(
     max_tokens = _cap(lengths, max_tokens)
     rows = np.broadcast_to(np.int64(1), len(lengths))
     sizes, limits = lengths[:, None], np.array([max_tokens], np.int64)
-    step = Step(sample_costs(lengths, cost), sizes, limits, np.zeros(1, bool), rows, num_ranks, same_count=same_count)
+    step = StepWork(
+        sample_costs(lengths, cost), sizes, limits, np.zeros(1, bool), rows, num_ranks, same_count=same_count
+    )
     part_of, rank_of = micro_batches_of(step)
     counts = np.bincount(rank_of, minlength=num_ranks).tolist()
     del step, rank_of  # at most 100 bytes a sample

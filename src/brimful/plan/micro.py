@@ -36,7 +36,7 @@ _ALIKE = 1.002
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class StepWork:
     """What an optimizer step is made of: items, each a sample or a unit of samples, and the rules for micro batches.
 
     Args:
@@ -73,7 +73,7 @@ class Step:
     def work(self, num_parts: int) -> Work:
         return Work(self.costs, self.sizes, self.limits, num_parts)
 
-    def of(self, items: IntArray) -> Step:
+    def of(self, items: IntArray) -> StepWork:
         """The same for some of the items, on one rank."""
         own = replace(self, costs=self.costs[items], sizes=self.sizes[items], rows=self.rows[items], owners=None)
         return replace(own, num_ranks=1)
@@ -105,7 +105,7 @@ class Step:
         return self.multiple_of * (rounds + (np.arange(self.num_ranks) < more))
 
 
-def micro_batches_of(step: Step) -> tuple[IntArray, IntArray]:
+def micro_batches_of(step: StepWork) -> tuple[IntArray, IntArray]:
     """The micro batch of each item, (n,), and the rank of each micro batch, (m,) rising. Those of a rank stand dearest first.
 
     There are as few as can be found. A micro batch is empty only where there are fewer items, or where its rank has.
@@ -144,24 +144,24 @@ def micro_batches_of(step: Step) -> tuple[IntArray, IntArray]:
     return place[part_of], rank_of[order]
 
 
-def _no_fewer(step: Step) -> int:
+def _no_fewer(step: StepWork) -> int:
     """So many micro batches, at least, are needed. What is padded has no fewer slots than tokens."""
     return no_fewer(np.where(step.padded, step.sizes * step.rows[:, None], step.sizes), step.limits)
 
 
-def _fewest(step: Step) -> IntArray:
+def _fewest(step: StepWork) -> IntArray:
     """The micro batch of each item, few of them."""
     return _cut(step, np.inf)[0] if step.pads else fitted(step.work(1))
 
 
-def _parts(step: Step, number: int) -> IntArray | None:
+def _parts(step: StepWork, number: int) -> IntArray | None:
     """The micro batch of each item, of so many; None where no way was found that keeps the limits."""
     if step.pads:
         return _evenly_cut(step, number)
     return summed(step.work(number), SETTLED if number <= step.num_ranks else _ALIKE)
 
 
-def _cut(step: Step, most: float) -> tuple[IntArray, IntArray, IntArray]:
+def _cut(step: StepWork, most: float) -> tuple[IntArray, IntArray, IntArray]:
     """Micro batches of like sizes, each as large as may be at a cost of at most `most`: that of each item, their order, and where
     each begins in it."""
     shares = (step.sizes[:, step.padded] / step.limits[step.padded]).max(axis=1)
@@ -181,7 +181,7 @@ def _cut(step: Step, most: float) -> tuple[IntArray, IntArray, IntArray]:
     return part_of, order, starts
 
 
-def _evenly_cut(step: Step, number: int) -> IntArray | None:
+def _evenly_cut(step: StepWork, number: int) -> IntArray | None:
     """The same in exactly so many micro batches, if there are enough items. The dearest costs about as little as may be."""
     best = _cut(step, np.inf)
     if len(best[2]) > number:
@@ -213,7 +213,7 @@ def _evenly_cut(step: Step, number: int) -> IntArray | None:
     return part_of
 
 
-def _dealt(step: Step, part_of: IntArray, number: int) -> tuple[IntArray, IntArray]:
+def _dealt(step: StepWork, part_of: IntArray, number: int) -> tuple[IntArray, IntArray]:
     """The micro batch of each item, of so many, and the rank of each: ranks of equal cost."""
     costs = step.part_costs(part_of, number)
     dearest = np.argsort(-costs, kind="stable")
@@ -240,7 +240,7 @@ def _dealt(step: Step, part_of: IntArray, number: int) -> tuple[IntArray, IntArr
     return part_of, rank_of
 
 
-def _by_rank(step: Step, number: int) -> tuple[IntArray, IntArray] | None:
+def _by_rank(step: StepWork, number: int) -> tuple[IntArray, IntArray] | None:
     """The same, of which units are dealt to the ranks first, and each rank cuts its own; None where a rank does not keep to its
     number of micro batches."""
     owners = np.arange(len(step.costs)) if step.owners is None else step.owners
@@ -277,7 +277,7 @@ def _by_rank(step: Step, number: int) -> tuple[IntArray, IntArray] | None:
     return None
 
 
-def _of_all(step: Step, rank_of: IntArray, part_of: IntArray | None) -> tuple[IntArray, IntArray] | None:
+def _of_all(step: StepWork, rank_of: IntArray, part_of: IntArray | None) -> tuple[IntArray, IntArray] | None:
     """The best of all ways for a few items; None for many, and where `part_of` is as good."""
     if len(step.costs) > EXACT_ITEMS or (step.num_ranks == 1 and part_of is not None and not step.pads):
         return None
@@ -304,7 +304,7 @@ def _of_all(step: Step, rank_of: IntArray, part_of: IntArray | None) -> tuple[In
     return found, rank_of
 
 
-def _none_empty(step: Step, part_of: IntArray, rank_of: IntArray) -> IntArray:
+def _none_empty(step: StepWork, part_of: IntArray, rank_of: IntArray) -> IntArray:
     """The same with an item in each micro batch of a rank, where it has enough."""
     empty = np.bincount(part_of, minlength=len(rank_of)) == 0
     if not empty.any() or (step.owners is None and not step.pads):

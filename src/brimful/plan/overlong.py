@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from .buckets import Rounding
 from .errors import OverlongError, counted, integer, of_setting, one_of
 from .plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
-from .units import Units, units_of, whole
+from .units import UnitSpans, units_of, whole
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]
 
@@ -82,7 +82,7 @@ def refuse_beyond(
     )
 
 
-def refuse_units(units: Units, fits: NDArray[np.bool_], why: Callable[[int], str], remedy: str) -> None:
+def refuse_units(units: UnitSpans, fits: NDArray[np.bool_], why: Callable[[int], str], remedy: str) -> None:
     """Raise for the first unit that does not fit, and name the samples of all of them.
 
     Args:
@@ -104,7 +104,7 @@ def refuse_units(units: Units, fits: NDArray[np.bool_], why: Callable[[int], str
     )
 
 
-def refuse_sums(units: Units, sums: IntArray, limits: Mapping[str, int], remedy: str = "raise the limit") -> None:
+def refuse_sums(units: UnitSpans, sums: IntArray, limits: Mapping[str, int], remedy: str = "raise the limit") -> None:
     """Raise for the first unit whose samples have more than a limit in sum, and name the samples of all such units.
 
     Args:

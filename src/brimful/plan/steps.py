@@ -15,11 +15,11 @@ from .costs import SampleCost, sample_costs
 from .cut import ascending
 from .dealing import FloatArray
 from .errors import check_bool, counted, integer, names_of, one_of
-from .micro import Step, micro_batches_of
+from .micro import StepWork, micro_batches_of
 from .once import once
 from .overlong import refuse_beyond, refuse_sums, refuse_units
 from .plan import IntArray, as_lengths, sizes_by_name
-from .units import Units, units_of
+from .units import UnitSpans, units_of
 
 Within = Literal["micro_batch", "rank"]
 
@@ -199,7 +199,7 @@ def steps(
         begin, end = sample_bounds[[first, last]].tolist()
         items = slice(first, last) if whole else slice(begin, end)
         owners = None if whole or units is None else np.repeat(np.arange(last - first), own.counts[first:last])
-        one = Step(
+        one = StepWork(
             costs[items], columns[items], caps, pads, rows[items], num_ranks, multiple_of, same_count, owners,
             least=num_ranks * multiple_of,
         )  # fmt: skip
@@ -276,7 +276,7 @@ def _costs(lengths: IntArray, cost: SampleCost | ArrayLike | None) -> FloatArray
     return costs
 
 
-def _refuse_large(own: Units, sizes: IntArray, pads: NDArray[np.bool_], limits: Mapping[str, int]) -> None:
+def _refuse_large(own: UnitSpans, sizes: IntArray, pads: NDArray[np.bool_], limits: Mapping[str, int]) -> None:
     """Refuses units that no micro batch holds."""
     remedy = "raise the limit, or share it among the micro batches of a rank (units_within='rank')"
     for (name, limit), size, pad in zip(limits.items(), sizes.T, pads.tolist()):
@@ -294,7 +294,7 @@ def _refuse_large(own: Units, sizes: IntArray, pads: NDArray[np.bool_], limits: 
         )
 
 
-def _first_units(own: Units, samples_per_step: int | None) -> IntArray:
+def _first_units(own: UnitSpans, samples_per_step: int | None) -> IntArray:
     """The unit that each step begins with, and the end of the last one."""
     ends = np.cumsum(own.counts)
     if samples_per_step is None:

@@ -13,7 +13,7 @@ from .errors import counted
 IntArray = NDArray[np.int64]
 
 
-class Units(NamedTuple):
+class UnitSpans(NamedTuple):
     """Which neighbours are a unit: unit i has the samples from `begins[i]` on, `counts[i]` of them; int64 (u,) each."""
 
     begins: IntArray
@@ -43,14 +43,14 @@ class Units(NamedTuple):
         return np.maximum.reduceat(values, self.begins) if len(self.begins) else values[:0]
 
 
-def units_of(units: ArrayLike, num_samples: int) -> Units:
+def units_of(units: ArrayLike, num_samples: int) -> UnitSpans:
     """The units of so many samples, by a number for each: neighbours with equal numbers are one.
 
     Raises:
         ValueError: there are other samples than numbers.
 
     >>> units_of([7, 7, 3, 7], 4)
-    Units(begins=array([0, 2, 3]), counts=array([2, 1, 1]))
+    UnitSpans(begins=array([0, 2, 3]), counts=array([2, 1, 1]))
     """
     array = np.asarray(units)
     if array.shape != (num_samples,):
@@ -58,7 +58,7 @@ def units_of(units: ArrayLike, num_samples: int) -> Units:
             f"units has a number for each of {counted(num_samples, 'sample')} (got an array of shape {array.shape})"
         )
     begins = np.flatnonzero(np.concatenate([np.ones(min(1, num_samples), bool), array[1:] != array[:-1]]))
-    return Units(begins, np.diff(begins, append=num_samples))
+    return UnitSpans(begins, np.diff(begins, append=num_samples))
 
 
 def whole(samples: IntArray, units: IntArray | None) -> IntArray:
