@@ -22,7 +22,7 @@ import brimful
 import brimful as bf
 from brimful.arrays.collated import Collated
 from brimful.async_loader import Loaded
-from brimful.batching.batch import Batch, PlannedWindow
+from brimful.batching.batch import Batch, OrderedBatches
 from brimful.batching.steps import Steps
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import Buffered, Planned
@@ -208,8 +208,8 @@ def rows_of(item: Any) -> Iterator[Any]:
         yield from item.to_pylist()
     elif isinstance(item, PlanningWindow):
         yield item.number, item.lengths.tolist(), *item.take(np.arange(len(item))).to_pylist()
-    elif isinstance(item, PlannedWindow):
-        yield from (row for place in range(len(item)) for row in rows_of(Batch(item, place)))
+    elif isinstance(item, OrderedBatches):
+        yield from (row for place in range(len(item)) for row in rows_of(Batch(item.laid_out(), place)))
     else:
         yield item.numbers.tolist(), item.padded_length, item.padded_size, *rows_of(item.window)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.batches import Batches
-from brimful.batching.batch import Batch, PlannedWindow
+from brimful.batching.batch import Batch, OrderedBatches, PlannedWindow
 from brimful.batching.window import PlanningWindow
 from brimful.core.facts import facts_of, refuse_static_buffers
 from brimful.core.stage import Stage, State, running
@@ -371,6 +371,8 @@ def first_difference(found: Any, expected: Any) -> str | None:
         return _fields(found, expected, "epoch", "number", "lengths", "checksums") or _first(
             [(".take(all)", found.take(rows), expected.take(rows))]
         )
+    if isinstance(found, OrderedBatches):
+        return first_difference(found.laid_out(), expected.laid_out())
     if isinstance(found, PlannedWindow):
         return first_difference(*([Batch(one, place) for place in range(len(one))] for one in (found, expected)))
     if isinstance(found, Batch):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,12 +93,34 @@ def test_a_generator_depends_on_its_key_alone() -> None:
 @pytest.mark.parametrize(
     "count", [1, 2, *(end + more for end in (random.CACHED, *SORT_ENDS) for more in (-1, 0, 1)), 70_000]
 )
-@pytest.mark.parametrize("by_digits", [False, True])
+@pytest.mark.parametrize("seconds", [{}, (1.0, 2.0), (2.0, 1.0)], ids=["tried", "by digits", "by numpy"])
 def test_a_permutation_is_the_order_of_hashes_by_any_sort(
-    count: int, by_digits: bool, monkeypatch: pytest.MonkeyPatch
+    count: int, seconds: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(random, "_digits_are_faster", lambda: by_digits)
-    for key in range(3):
+    known = {count.bit_length(): tuple([each] * 3 for each in seconds)} if seconds else {}
+    monkeypatch.setattr(random, "_SECONDS", known)
+    for key in range(7):
         low = (1 << count.bit_length()) - 1
         hashes = random.hashes(key, count) & np.uint64(0xFFFFFFFFFFFFFFFF ^ low)
         assert np.array_equal(random.permutation(count, key), hashes.argsort(kind="stable"))
+
+
+@pytest.mark.parametrize(("by_digits", "by_numpy", "calls"), [(1.0, 2.0, 5), (2.0, 1.0, 0)])
+def test_each_sort_is_tried_three_times_and_then_the_faster_one_is_taken(
+    by_digits: float, by_numpy: float, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+
+    def counted(hashed: Any) -> Any:
+        done.append(len(hashed))
+        return np.sort(hashed)
+
+    monkeypatch.setattr(random, "_by_digits", counted)
+    monkeypatch.setattr(random, "_SECONDS", {})
+    for _ in range(6):
+        random.permutation(2_000, 1)
+    assert len(done) == 3
+    monkeypatch.setattr(random, "_SECONDS", {(2_000).bit_length(): ([by_digits] * 3, [by_numpy] * 3)})
+    for _ in range(5):
+        random.permutation(2_000, 1)
+    assert len(done) == 3 + calls

@@ -95,7 +95,7 @@ class PackedLayout(Layout):
     def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:
         """Only tokens in memory are looked through before for those that are -100, of which no label is made."""
         window, pieces, (tokens, *_) = batch.window, batch.pieces, columns.given
-        if loss_labels([column.name for column in columns.all]) or window.num_labels(tokens) is not None:
+        if not _rows_of(batch.plan, columns).may_hide_labels or window.num_labels(tokens) is not None:
             return
         assert pieces is not None
         counted = int((pieces.lengths - (pieces.lengths > 0)).sum())
@@ -124,8 +124,8 @@ class _PackedRows:
     """The segments of all batches of a plan, looked up once, and the slots of the latest of them.
 
     Those of batch i are `segments.firsts[cuts[i] : cuts[i + 1]]`; `longest`: `max_seqlen` of each batch; `of_pieces`: what
-    has a value for each piece, by name; `others`: columns of samples. What counts within a row
-    takes 16 bits where these suffice.
+    has a value for each piece, by name; `others`: columns of samples; `may_hide_labels`: whether labels are made of
+    tokens of which some may be -100. What counts within a row takes 16 bits where these suffice.
     """
 
     def __init__(self, plan: PlannedWindow, columns: WindowColumns) -> None:
@@ -159,6 +159,8 @@ class _PackedRows:
             if one.name != MASK
         }
         self._slots = np.arange(slots)
+        made_of = columns.given[:1] if loss_labels([one.name for one in columns.all]) is None else ()
+        self.may_hide_labels = any(one.name in made_of and one.values.dtype.kind != "u" for one in tokenwise)
         sizes = plan.sizes if plan.sizes.ndim == 1 else plan.sizes[:, 0]
         of_pieces = {"lengths": sizes, "sample_numbers": plan.window.samples[plan.numbers]}
         self.of_pieces = {name: columns.made(name, values) for name, values in of_pieces.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from brimful.plan.once import once
 from brimful.plan.plan import widths
 from brimful.tables.ragged import offsets_of, runs
 
+T = TypeVar("T")
 Uneven = Literal["pad", "drop", "wrap", "raise"]
 """The rule for a step that has too few batches for all ranks: a filler, no step, the epoch's first ones again, an error."""
 
@@ -68,7 +69,6 @@ class PlannedWindow:
         static: whether its shape is one of few that a compiler knows, which a filler keeps.
         key: of the window's random choices; `keys`: the numbers, int64 (len,), by which those of each batch differ.
         left_out: of which samples, or pieces, the slots are padding, bool (n,); None: of none.
-        handed_on: says that so many of the batches are handed on, and gives the state after them.
     """
 
     window: PlanningWindow
@@ -82,7 +82,6 @@ class PlannedWindow:
     key: int = 0
     keys: IntArray | None = None
     left_out: NDArray[np.bool_] | None = None
-    handed_on: Callable[[int], State] = lambda batches: END
 
     def __len__(self) -> int:
         return len(self.padded_sizes)
@@ -179,6 +178,45 @@ class PlannedWindow:
         """What each batch has of something that was counted for each sample, or piece."""
         ends = offsets_of(counts).take(self.bounds)
         return ends[1:] - ends[:-1]
+
+
+@dataclass(frozen=True, eq=False)
+class OrderedBatches:
+    """Batches of a planned window in the order in which they are handed on. A rank lays out its own alone.
+
+    Args:
+        planned: where they lie.
+        order: the place of each there, int64 (len,); None: all, as they lie.
+        handed_on: says that so many of the batches are handed on, and gives the state after them.
+    """
+
+    planned: PlannedWindow
+    order: IntArray | None = None
+    handed_on: Callable[[int], State] = lambda batches: END
+
+    def __len__(self) -> int:
+        return len(self.planned) if self.order is None else len(self.order)
+
+    def chosen(self, places: IntArray) -> OrderedBatches:
+        """Some of them, in the order given."""
+        return replace(self, order=places if self.order is None else self.order[places])
+
+    def select(self, places: IntArray) -> PlannedWindow:
+        """Some of them, laid out in the order given."""
+        return self.planned.select(places if self.order is None else self.order[places])
+
+    def laid_out(self) -> PlannedWindow:
+        """All of them."""
+        return self.planned if self.order is None else self.planned.select(self.order)
+
+    def costs(self, cost: SampleCost) -> NDArray[np.float64]:
+        """What each of them costs, float64 (len,); see `PlannedWindow.costs`."""
+        costs = self.planned.costs(cost)
+        return costs if self.order is None else costs[self.order]
+
+    def of_each(self, values: Sequence[T]) -> Sequence[T]:
+        """What each of them has, of values that lie as the batches do."""
+        return values if self.order is None else [values[place] for place in self.order.tolist()]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Which batches of a window are left out, and in which order the others come: each function makes a planned window of one."""
+"""Which batches of a window are left out, and in which order the others come: each function makes ordered batches of such."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.batch import PlannedWindow
+from brimful.batching.batch import OrderedBatches
 from brimful.core.counters import count
 from brimful.core.stage import StreamId
 from brimful.plan import random
@@ -29,47 +29,47 @@ def check_shuffle(value: Any) -> ShuffleBatches:
     return "stratified" if isinstance(value, str) else bool(value)
 
 
-def drop_incomplete(planned: PlannedWindow, complete: NDArray[np.bool_]) -> PlannedWindow:
+def drop_incomplete(batches: OrderedBatches, complete: NDArray[np.bool_]) -> OrderedBatches:
     """The complete batches; samples of the others are counted."""
     if complete.all():
-        return planned
-    incomplete = planned.select(np.flatnonzero(~complete))
+        return batches
+    incomplete = batches.select(np.flatnonzero(~complete))
     left_out = sum(incomplete.num_samples)
     count("dropped", left_out, f"drop_last: {left_out:,} samples of a window fill no batch and are left out")
     count("dropped_tokens", sum(incomplete.num_tokens))
-    return planned.select(np.flatnonzero(complete))
+    return batches.chosen(np.flatnonzero(complete))
 
 
-def shuffle(planned: PlannedWindow, how: ShuffleBatches, group: int, key: int) -> PlannedWindow:
+def shuffle(batches: OrderedBatches, how: ShuffleBatches, group: int, key: int) -> OrderedBatches:
     """The batches in an order in which each `group` of neighbours stays together."""
-    return planned if how is False else planned.select(_in_groups(len(planned), how, group, key))
+    return batches if how is False else batches.chosen(_in_groups(len(batches), how, group, key))
 
 
-def shuffle_stream(planned: PlannedWindow, group: int, key: int, lane: StreamId, shared_key: int) -> PlannedWindow:
+def shuffle_stream(batches: OrderedBatches, group: int, key: int, lane: StreamId, shared_key: int) -> OrderedBatches:
     """The batches of one of several streams in a stratified order, in which each `group` of streams has neighbours at a time.
 
     Args:
         shared_key: of the random choices that all streams make alike.
     """
     steps = max(1, lane.lanes // group)
-    order = low_discrepancy_order(len(planned), shared_key, first=lane.number // group, step=steps, own_key=key)
-    return planned.select(order)
+    order = low_discrepancy_order(len(batches), shared_key, first=lane.number // group, step=steps, own_key=key)
+    return batches.chosen(order)
 
 
-def dearest_first(planned: PlannedWindow, cost: SampleCost) -> PlannedWindow:
+def dearest_first(batches: OrderedBatches, cost: SampleCost) -> OrderedBatches:
     """The batches in the order of what they cost."""
-    return planned.select(np.argsort(-planned.costs(cost), kind="stable"))
+    return batches.chosen(np.argsort(-batches.costs(cost), kind="stable"))
 
 
 def balance(
-    planned: PlannedWindow, cost: SampleCost, how: ShuffleBatches, group: int, key: int, before: int
-) -> PlannedWindow:
+    batches: OrderedBatches, cost: SampleCost, how: ShuffleBatches, group: int, key: int, before: int
+) -> OrderedBatches:
     """The batches in an order in which groups cost the same and are aligned in the epoch, `before` batches of which came earlier,
     modulo `group`. Ranks that take turns come to equal sums, too.
 
     What is in no whole group is of middling cost, and so is what it meets of the windows on both sides.
     """
-    costs = planned.costs(cost)
+    costs = batches.costs(cost)
     dearest = np.argsort(-costs, kind="stable")
     head = min(-before % group, len(costs))
     rest = head + (len(costs) - head) % group
@@ -79,7 +79,7 @@ def balance(
     groups = groups[_turns(len(groups), how, key)]
     placed = np.empty_like(groups)
     np.put_along_axis(placed, deal_greedily(costs[groups].ravel(), group).reshape(groups.shape), groups, axis=1)
-    return planned.select(np.concatenate([begin, placed.ravel(), end]))
+    return batches.chosen(np.concatenate([begin, placed.ravel(), end]))
 
 
 def _in_groups(count: int, how: ShuffleBatches, group: int, key: int) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
-from brimful.batching.batch import Batch, PlannedWindow, fetch_only_own_rows
+from brimful.batching.batch import Batch, OrderedBatches, PlannedWindow, fetch_only_own_rows
 from brimful.batching.facts import BatchFacts, batch_facts, with_batches
 from brimful.batching.labels import LabelsFollow
 from brimful.batching.order import ShuffleBatches, balance, dearest_first, drop_incomplete, shuffle, shuffle_stream
@@ -71,7 +71,7 @@ def _other_plan(window: PlanningWindow, by: str, run: Run) -> None:
 
 
 @dataclass(frozen=True)
-class PlannedWindows(Stage[PlannedWindow]):
+class PlannedWindows(Stage[OrderedBatches]):
     """Each window's plan, with its batches in the order in which they are handed on.
 
     `shuffle_batches` is True for a random order, "stratified" for one of which every stretch covers short and long batches
@@ -148,7 +148,7 @@ class PlannedWindows(Stage[PlannedWindow]):
     def start(self, epoch: int) -> State:
         return {"windows": self.upstream.start(epoch)}
 
-    def items(self, at: State, run: Run) -> Generator[tuple[PlannedWindow, State], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[OrderedBatches, State], None, None]:
         """
         Raises:
             StateError: the window that is read again is made into other batches, of which some would be lost.
@@ -158,19 +158,20 @@ class PlannedWindows(Stage[PlannedWindow]):
         saved, before = at.get("plan", 0), at.get("before", 0)
         with closing(replayed_windows(self.upstream, at, run)) as windows:
             for window, done, inside, after, _ in windows:
-                planned, left_out = apart(self._planned, window, here, before, after == END)
-                made = crc32(np.concatenate([planned.numbers, planned.bounds]).data)
+                ordered, left_out = apart(self._ordered, window, here, before, after == END)
+                made = _checksum(ordered)
                 if done and made != saved:
                     _other_plan(window, f"{self.label}({batch_facts(self).planned_by})", run)
-                waiting.saw(len(planned), after)
+                count = len(ordered)
+                waiting.saw(count, after)
                 inside |= {"plan": made, **self._aligned(before)}
-                before = (before + len(planned)) % self.balance_group
+                before = (before + count) % self.balance_group
                 after = END if after == END else {"windows": after, **self._aligned(before)}
-                rest = planned.select(np.arange(done, len(planned))) if done else planned
+                rest = OrderedBatches(ordered.select(np.arange(done, count))) if done else ordered
                 if window.turn is not None:
                     handed_on: Callable[[int], State] = _HandedOnInTurn(rest, window.turn, left_out, after)
                 else:
-                    handed_on = _HandedOn(done, len(planned), inside, after)
+                    handed_on = _HandedOn(done, count, inside, after)
                     if not done:  # else it was counted before
                         add_counts(left_out)
                 yield replace(rest, handed_on=handed_on), after
@@ -178,7 +179,7 @@ class PlannedWindows(Stage[PlannedWindow]):
     def _aligned(self, before: int) -> dict[str, int]:
         return {} if self.balance_cost is None else {"before": before}
 
-    def _planned(self, window: PlanningWindow, here: int, before: int, last: bool) -> PlannedWindow:
+    def _ordered(self, window: PlanningWindow, here: int, before: int, last: bool) -> OrderedBatches:
         key = random.key(self.seed, here, window.epoch, window.number)
         together = facts_of(self).units
         if together is not None and together.within == "step":  # a step is a window, and its batches may part units
@@ -186,26 +187,34 @@ class PlannedWindows(Stage[PlannedWindow]):
         planned = self.planner.batches(window, key)
         if counting() and window.turn is None:  # else nobody counts batches, or they are counted in turn
             count_empty(planned, self.planner.needs_lengths)
+        batches = OrderedBatches(planned)
         if self.samples_per_step is not None:
             if self.drop_last and last and len(window) < self.samples_per_step:
-                planned = drop_incomplete(planned, np.zeros(len(planned), bool))
-            return planned if self.balance_cost is None else dearest_first(planned, self.balance_cost)
+                batches = drop_incomplete(batches, np.zeros(len(batches), bool))
+            return batches if self.balance_cost is None else dearest_first(batches, self.balance_cost)
         if self.drop_last:
-            planned = drop_incomplete(planned, self.planner.complete(planned, last))
+            batches = drop_incomplete(batches, self.planner.complete(planned, last))
         how, group = self.shuffle_batches, self.balance_group
         if self.balance_cost is not None and self.lane is None:
-            return balance(planned, self.balance_cost, how, group, key, before)
+            return balance(batches, self.balance_cost, how, group, key, before)
         if self.balance_cost is not None:
-            planned = dearest_first(planned, self.balance_cost)
+            batches = dearest_first(batches, self.balance_cost)
         if self.lane is not None and how == "stratified":
             shared_key = random.key(self.lane.seed, here, window.epoch, window.number)
-            return shuffle_stream(planned, group, key, self.lane, shared_key)
-        return shuffle(planned, how, group, key)
+            return shuffle_stream(batches, group, key, self.lane, shared_key)
+        return shuffle(batches, how, group, key)
+
+
+def _checksum(batches: OrderedBatches) -> int:
+    """Of which samples are in which batch, and of the order of the batches."""
+    planned, order = batches.planned, batches.order
+    found = crc32(planned.bounds.data, random.checksum(planned.numbers))
+    return found if order is None else crc32(order.data, found)
 
 
 @dataclass(frozen=True)
 class _HandedOn:
-    """The state after some batches of what is left of a window; see `PlannedWindow.handed_on`."""
+    """The state after some batches of what is left of a window; see `OrderedBatches.handed_on`."""
 
     done: int
     count: int
@@ -220,16 +229,16 @@ class _HandedOn:
 class _HandedOnInTurn:
     """The same of a window in arrival order: what a resume after a batch does not plan again is counted with that batch."""
 
-    def __init__(self, planned: PlannedWindow, turn: InTurn, left_out: Counts, after: State) -> None:
-        self._planned, self._turn, self._left_out, self._after = planned, turn, left_out, after
-        self._empty = counting() and not planned.window.lengths.all()  # else nobody counts, or there is nothing
+    def __init__(self, batches: OrderedBatches, turn: InTurn, left_out: Counts, after: State) -> None:
+        self._batches, self._turn, self._left_out, self._after = batches, turn, left_out, after
+        self._empty = counting() and not batches.planned.window.lengths.all()  # else nobody counts, or there is nothing
         self._counted = 0
 
     def __call__(self, batches: int) -> State:
-        is_last = batches == len(self._planned)
+        is_last = batches == len(self._batches)
         self._turn.left_out(0 if is_last else batches)
         if self._empty and batches > self._counted:
-            count_empty(self._planned.select(np.arange(self._counted, batches)), self._turn.measured)
+            count_empty(self._batches.select(np.arange(self._counted, batches)), self._turn.measured)
         self._counted = max(self._counted, batches)
         if not is_last:
             return {"windows": self._turn.state(batches)}
@@ -244,7 +253,7 @@ class Batched(Stage[Batch]):
 
     verb = ""
 
-    upstream: Stage[PlannedWindow]
+    upstream: Stage[OrderedBatches]
 
     def facts(self, *inputs: Facts) -> Facts:
         return with_batches(following(self, *inputs, seam="passes"), planned=self)
@@ -252,9 +261,10 @@ class Batched(Stage[Batch]):
     def items(self, at: State, run: Run) -> Generator[tuple[Batch, State], None, None]:
         narrow = facts_of(self).one_by_one
         with running(self.upstream, at, run) as windows:
-            for planned, _ in windows:
+            for ordered, _ in windows:
+                planned = ordered.laid_out()
                 for place in range(len(planned)):
                     batch = Batch(planned, place)
-                    yield fetch_only_own_rows(batch) if narrow else batch, planned.handed_on(place + 1)
+                    yield fetch_only_own_rows(batch) if narrow else batch, ordered.handed_on(place + 1)
                 if not len(planned):
-                    planned.handed_on(0)  # counts what was left out of it
+                    ordered.handed_on(0)  # counts what was left out of it

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count, cycle, islice
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from brimful.batching.batch import Batch, NumLabels, PlannedWindow, Uneven, fetch_only_own_rows, filler
+from brimful.batching.batch import Batch, NumLabels, OrderedBatches, PlannedWindow, Uneven, fetch_only_own_rows, filler
 from brimful.batching.facts import batch_facts, with_batches
 from brimful.batching.labels import counted, step_labels
 from brimful.batching.placement import Placement, Ranks, say_split_groups
@@ -110,47 +110,49 @@ class Shared(Stage[Batch]):
     ) -> Generator[tuple[Batch, State], None, None]:
         rank, ranks = placement
         narrow = facts_of(windows).one_by_one
-        step = _Step()
+        taken: list[NumLabels | None] = []  # the labels of the batches of the step that is open
+        mine: _Place | None = None  # this rank's batch of it
+        latest: tuple[OrderedBatches, int] | None = None
 
-        def shared_out(own: _Place | None, weight: float) -> Batch:
-            assert own is not None
-            batch = Batch(*own, weight=weight, num_ranks=ranks, num_labels=step_labels(step.labels))
+        def shared_out(own: _Place, weight: float) -> Batch:
+            batch = Batch(*own, weight=weight, num_ranks=ranks, num_labels=step_labels(taken))
             return fetch_only_own_rows(batch) if narrow else batch
 
         with running(windows, at, run) as items:
-            for planned, _ in items:
-                labels = counted(planned, windows.labels_follow, rows=ranks > 1)
-                own = planned.select(np.arange((rank - step.taken) % ranks, len(planned), ranks))
+            for batches, _ in items:
+                count = len(batches)
+                labels = batches.of_each(counted(batches.planned, windows.labels_follow, rows=ranks > 1))
+                own = batches.select(np.arange((rank - len(taken)) % ranks, count, ranks))
                 own = own.fetching_only_own_rows() if ranks > 1 else own
                 places = iter(range(len(own)))
                 done = 0
-                while done < len(planned):
-                    before, end = step.taken, min(done + ranks - step.taken, len(planned))
-                    step.labels += labels[done:end]
-                    step.latest = planned, end - 1
-                    if before <= rank < step.taken:
-                        step.own = own, next(places)
-                    done = end
-                    if step.taken == ranks:
-                        yield shared_out(step.own, 1.0), planned.handed_on(done)
-                        step = _Step()
-                if step.taken or not len(planned):
-                    planned.handed_on(len(planned))  # counts what was left out of it
-        if step.taken and self.uneven != "drop":
-            if self.uneven == "raise":
-                raise ValueError(
-                    f"the last step of the epoch has {step.taken} batches for {ranks} ranks; "
-                    "choose uneven='pad', 'drop' or 'wrap'"
-                )
-            assert step.latest is not None
-            last, weight = step.own, 1.0
-            if self.uneven == "wrap":
-                firsts = self._firsts(windows, step.latest[0].window.epoch, ranks - step.taken, run)
-                last = last or _place_of(fetch_only_own_rows(firsts[rank - step.taken][0]))
-                step.labels += [known for _, known in firsts]
-            elif last is None:
-                last, weight = _place_of(fetch_only_own_rows(filler(Batch(*step.latest)))), 0.0
-            yield shared_out(last, weight), END
+                for end in range(ranks - len(taken), count + 1, ranks):
+                    taken += labels[done:end]
+                    yield shared_out(mine or (own, next(places)), 1.0), batches.handed_on(end)
+                    taken, mine, done = [], None, end
+                if done < count:
+                    taken += labels[done:]
+                    latest = batches, count - 1
+                    mine = next(((own, place) for place in places), mine)
+                if taken or not count:
+                    batches.handed_on(count)  # counts what was left out of it
+        if not taken or self.uneven == "drop":
+            return
+        if self.uneven == "raise":
+            raise ValueError(
+                f"the last step of the epoch has {len(taken)} batches for {ranks} ranks; "
+                "choose uneven='pad', 'drop' or 'wrap'"
+            )
+        assert latest is not None
+        weight, (batches, place) = 1.0, latest
+        if self.uneven == "wrap":
+            firsts = self._firsts(windows, batches.planned.window.epoch, ranks - len(taken), run)
+            mine = mine or _place_of(fetch_only_own_rows(firsts[rank - len(taken)][0]))
+            taken += [known for _, known in firsts]
+        elif mine is None:
+            mine, weight = _place_of(fetch_only_own_rows(filler(Batch(batches.select(np.array([place])))))), 0.0
+        assert mine is not None
+        yield shared_out(mine, weight), END
 
     def _firsts(
         self, windows: PlannedWindows, epoch: int, number: int, run: Run
@@ -350,16 +352,3 @@ def _with_rank_fields(batch: Batch, num_ranks: int) -> Batch:
 
 def _place_of(batch: Batch) -> _Place:
     return batch.plan, batch.place
-
-
-@dataclass
-class _Step:
-    """The batches of all ranks in one step, as far as they are planned: their labels, the rank's own, the latest."""
-
-    labels: list[NumLabels | None] = field(default_factory=list)
-    own: _Place | None = None
-    latest: _Place | None = None
-
-    @property
-    def taken(self) -> int:
-        return len(self.labels)

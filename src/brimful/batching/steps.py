@@ -69,8 +69,8 @@ class Steps(Stage[Batch]):
         """How many parts this rank has in an epoch, counted up to a number. Price: that of planning an epoch."""
         ranks, found = self._placement.data_ranks, 0
         with running(self.upstream, self.upstream.start(0)) as steps:
-            for planned, _ in steps:
-                found += -(-len(planned) // ranks)
+            for batches, _ in steps:
+                found += -(-len(batches) // ranks)
                 if most is not None and found >= most:
                     return most
         return found
@@ -99,10 +99,11 @@ class Steps(Stage[Batch]):
                 )
         num_ranks = None if self.ranks is None else ranks
         with running(self.upstream, at, run) as windows:
-            for planned, _ in windows:
+            for ordered, _ in windows:
+                planned = ordered.laid_out()
                 count = len(planned)
                 if not count:
-                    planned.handed_on(0)  # counts what was left out of it
+                    ordered.handed_on(0)  # counts what was left out of it
                 own = planned.select(np.arange(rank, count, ranks))
                 own = own.fetching_only_own_rows() if ranks > 1 else own
                 each = self._labels(planned, ranks)
@@ -116,7 +117,7 @@ class Steps(Stage[Batch]):
                     made = replace(
                         batch, num_ranks=num_ranks, num_labels=labels, num_labels_here=here, ends_step=end == count
                     )
-                    after = planned.handed_on(end)
+                    after = ordered.handed_on(end)
                     inside = {"step": {"ranks": ranks, "labels": so_far and [*so_far]}, "after": after}
                     yield made, after if end == count else inside
                 so_far = NumLabels(0, 0)

@@ -228,7 +228,7 @@ def planned(policy: Policy, lengths: IntArray, units: IntArray | None = None) ->
     Raises:
         TypeError: a policy of the user's returned something else.
         ValueError: the plan loses, repeats or cuts a sample, or fills a batch up with copies that nothing marks.
-    Price: 3 ns a sample.
+    Price: 8 ns a sample for a policy of the user's, none for ours.
     """
     given = lengths.view()
     given.flags.writeable = False  # one that is sorted in place would be planned by other lengths than the samples have
@@ -237,6 +237,8 @@ def planned(policy: Policy, lengths: IntArray, units: IntArray | None = None) ->
         plan: Plan = policy.plan(given, **({"units": units} if takes_units else {}))
     except ValueError as error:
         raise as_overlong(error) from error.__cause__
+    if units is None and is_proven(policy):
+        return plan
     name = type(policy).__name__
     if not all(hasattr(plan, one.name) for one in fields(Plan)):  # another copy of this package has another class
         raise TypeError(
@@ -253,6 +255,17 @@ def planned(policy: Policy, lengths: IntArray, units: IntArray | None = None) ->
     if words:
         raise ValueError(f"{name}.plan does not fit the {len(lengths):,} samples that it was given: {words}")
     return plan
+
+
+def is_proven(policy: Policy) -> bool:
+    """Whether its plans fit all samples by how they are made, as tests against brute force say: those of a policy of ours, unless
+    it asks a function of the user's, whose answers may change from call to call."""
+    parts = vars(policy).values() if hasattr(policy, "__dict__") else ()
+    return _is_ours(type(policy).plan) and all(_is_ours(type(part)) for part in parts if callable(part))
+
+
+def _is_ours(value: object) -> bool:
+    return str(getattr(value, "__module__", "")).startswith(__package__ + ".")
 
 
 def longest_of_each(lengths: IntArray, numbers: IntArray, bounds: IntArray) -> IntArray:
