@@ -403,7 +403,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a filler weighs as much as a batch",
-        "brimful.arrays:Collated._finished",
+        "brimful.arrays:Collated.finished",
         gives(with_part("weight", lambda weight: 1.0)),
         LOOPS,
     ),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -21,7 +20,6 @@ from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.facts import with_batches
 from brimful.batching.labels import loss_weights, read
 from brimful.batching.window import PlanningWindow
-from brimful.core.ahead import Deferred
 from brimful.core.facts import Facts, columns_by, following
 from brimful.core.header import described
 from brimful.core.own_keys import (
@@ -89,18 +87,6 @@ class Collated(Stage[Any]):
     def settings(self) -> dict[str, Any]:
         return {"token_columns": described(self.rules.token_columns)}
 
-    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
-        with closing(self._with_columns(at, run)) as batches, closing(self.made(batches, run)) as items:
-            for item, one in items:
-                if isinstance(item, Deferred):
-                    yield item.then(partial(self._finished, one, run)), one.after
-                else:
-                    yield self._finished(one, run, item), one.after
-
-    @abstractmethod
-    def made(self, batches: Iterator[WithColumns], run: Run) -> Generator[tuple[Any, WithColumns], None, None]:
-        """What is made of each batch; one may be deferred."""
-
     @abstractmethod
     def without(self, batch: Batch, places: np.ndarray) -> Batch:
         """A batch whose samples, or pieces, in these places train nothing."""
@@ -129,7 +115,8 @@ class Collated(Stage[Any]):
     def check_labels(self, batch: Batch, item: Any, columns: WindowColumns, number: str) -> None:
         """Refuses a batch whose labels are not those that are counted in a `number`."""
 
-    def _with_columns(self, at: State, run: Run) -> Generator[WithColumns, None, None]:
+    def with_columns(self, at: State, run: Run) -> Generator[WithColumns, None, None]:
+        """The batches, each with the columns of its window."""
         said = False
         own_lengths: dict[str, int] = {}
         # with streams the windows at hand come in turn
@@ -162,7 +149,7 @@ class Collated(Stage[Any]):
                     batch = self.without(batch, places)
                 yield WithColumns(batch, columns, after, len(places), example)
 
-    def _finished(self, one: WithColumns, run: Run, item: Any) -> Any:
+    def finished(self, one: WithColumns, run: Run, item: Any) -> Any:
         """An item as it is handed on, counted."""
         batch, columns = one.batch, one.columns
         self.check(batch, item, columns)
@@ -211,9 +198,10 @@ class LaidOut(Collated):
 
     layout: Layout = not_in_state()
 
-    def made(self, batches: Iterator[WithColumns], run: Run) -> Generator[tuple[Any, WithColumns], None, None]:
-        for one in batches:
-            yield self.layout.item(one.batch, one.columns), one
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
+        with closing(self.with_columns(at, run)) as batches:
+            for one in batches:
+                yield self.finished(one, run, self.layout.item(one.batch, one.columns)), one.after
 
     def without(self, batch: Batch, places: np.ndarray) -> Batch:
         return batch.without(places)

@@ -17,10 +17,10 @@ from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.facts import batch_facts
 from brimful.batching.labels import LossLabels, read
 from brimful.batching.window import IntArray
-from brimful.core.ahead import Deferred
+from brimful.core.ahead import Deferred, then
 from brimful.core.own_keys import NUM_ITEMS, WEIGHTS
 from brimful.core.run import Run
-from brimful.core.stage import not_in_state
+from brimful.core.stage import State, not_in_state
 from brimful.plan import Policy
 from brimful.plan.errors import DataError, StageError, counted, name_of
 from brimful.plan.once import once, settings_of
@@ -95,7 +95,13 @@ class CollatedBy(Collated):
     policy: Policy | None = not_in_state(None)
     alone: bool = not_in_state(False)
 
-    def made(self, batches: Iterator[WithColumns], run: Run) -> Generator[tuple[Any, WithColumns], None, None]:
+    def items(self, at: State, run: Run) -> Generator[tuple[Any, State], None, None]:
+        with closing(self.with_columns(at, run)) as batches, closing(self._made(batches, run)) as items:
+            for item, one in items:
+                yield then(item, partial(self.finished, one, run)), one.after
+
+    def _made(self, batches: Iterator[WithColumns], run: Run) -> Generator[tuple[Any, WithColumns], None, None]:
+        """What is made of each batch; by the consumer's thread where other threads run beside it."""
         collate = replace(self.collator)  # with the generators of this run
         rows = ((one.columns.rows(one.batch), one) for one in batches)
         if run.ahead and not self.parallel.max_workers:

@@ -41,9 +41,10 @@ def in_torch(batch: MutableMapping[str, Any], rules: ColumnRules, names: Iterabl
         value = batch[name]
         kind = type(value)
         if kind is array:
-            made = known.get(id(value))
+            number = id(value)
+            made = known.get(number)
             if made is None:
-                made = known[id(value)] = from_numpy(value)
+                made = known[number] = from_numpy(value)
             batch[name] = made.to(bfloat16) if dtypes and dtypes.get(name) == BFLOAT16 else made
         elif kind is list and value and type(value[0]) is array:
             tensors = [*map(from_numpy, value)]
