@@ -589,7 +589,7 @@ def batches_of(
     windows: Stage[PlanningWindow] = made
     if isinstance(made, Buffered):
         # a window that the user gave may end with a batch that is not full
-        in_turn = in_turn and planner.in_turn and rows % planner.first_rows == 0
+        in_turn = in_turn and planner.sizing.in_turn and rows % planner.sizing.first_rows == 0
         in_turn = in_turn and data.units is None and per_step is None
         windows = Ahead(replace(made, in_turn=in_turn), 1, "window")
     plans = PlannedWindows(
@@ -629,12 +629,12 @@ def _shuffled(
     shuffle = check_shuffle(order.shuffle_batches)
     if order.balance_cost is not None:
         sample_cost("balance_cost", order.balance_cost)
-        if planner.in_order:
+        if planner.sizing.in_order:
             raise ValueError(
                 "balance_cost changes the order of batches, but without window= they keep the order of arrival. Give window=, or "
                 "leave balance_cost out"
             )
-    if planner.in_order or per_step is not None:
+    if planner.sizing.in_order or per_step is not None:
         return False
     if shuffle is True and (parts > 1 or (order.balance_cost is not None and data.streams() is not None)):
         return "stratified"
@@ -670,7 +670,7 @@ def _planned_over(
             f"arrays names {own_form[0]!r}, which is planned over: it is padded, packed and cut like tokens. Leave it out of "
             "arrays=. Or plan by its sum, with a MultiBudget(total=...) and no overlong='truncate'"
         )
-    pieces = cast(Any, planner.sizing).row_length if planner.overlong == "split" else 0
+    pieces = cast(Any, planner.sizing.policy).row_length if planner.overlong == "split" else 0
     rules = replace(rules, left_out=() if form.keep_text else texts, weights=weights, piece_length=pieces)
     if rules.stacks and rules.prefixes:
         one_vocabulary(
@@ -705,9 +705,9 @@ def _windows(
     own: dict[str, Any] = {
         "size": rows,
         "length_columns": sizes,
-        "lengths_required": planner.needs_lengths,
-        "policy": planner.sizing,
-        "batches": planner.rows_of(batches),
+        "lengths_required": planner.sizing.needs_lengths,
+        "policy": planner.sizing.policy,
+        "batches": planner.sizing.rows_of(batches),
         "unmasked": rules.aligned[0] if planner.packs else (),
         "text": TokenizedText(data.texts(), kept=form.keep_text or planner.asks_samples),
         "length_version": columns.length_version,
@@ -715,8 +715,8 @@ def _windows(
         "is_step": order.samples_per_step is not None,
     }
     if data.streamed_by:
-        first = 0 if data.units is not None else planner.first_rows
-        return Buffered(stage, **own, first=first, first_share=planner.first_share), rows
+        first = 0 if data.units is not None else planner.sizing.first_rows
+        return Buffered(stage, **own, first=first, first_share=planner.sizing.first_share), rows
     fewest = GROUPS * group if group > 1 and batches is None else None
     return Planned(cast(Indexed, stage), **own, fewest=fewest), rows
 
@@ -845,7 +845,7 @@ def _collated(
         *given,
         collator=Collator(function("collate_fn", collate_fn), originals, rules.left_out, in_threads),
         parallel=parallel,
-        policy=planner.sizing if originals is not None and originals.declared else None,
+        policy=planner.sizing.policy if originals is not None and originals.declared else None,
         alone=planner.overlong == "alone",
     )
     if not planner.fewer_shapes:

@@ -22,6 +22,7 @@ from brimful.plan.budget import divided, share
 from brimful.plan.costs import sample_costs
 from brimful.plan.dealing import deal_greedily, part_sums
 from brimful.plan.errors import DataError, one_of
+from brimful.plan.once import once
 from brimful.plan.overlong import plan_with, split_long
 from brimful.plan.plan import joined, planned
 from brimful.plan.rounded import Rounded
@@ -34,6 +35,40 @@ from brimful.tables.ragged import TOKENS, TruncateSide, offsets_of, runs
 
 PACKED_BATCHES: Final = 250
 """That a window of packed rows fills, where its size is chosen for the user: half of one, on average, is empty rows."""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """How large the windows of a planner are.
+
+    Args:
+        policy: the one by which an automatic window is sized; None where windows have a given size.
+        needs_lengths: whether it plans by lengths; else samples may have none, and count as empty.
+        first_rows: how many rows the first window needs, where batches have the samples in arrival order, and so windows of few
+            rows give the same ones; 0: they have not.
+        in_turn: whether windows of any number of batches give the same ones, so that none has to be waited for.
+        first_share: how much of an automatic window the first one of a stream has, besides at least 1,024 rows.
+        batches: that an automatic window fills; None: as many as padding needs.
+        rows: of a batch, as the policy plans them.
+    """
+
+    policy: Policy | None
+    needs_lengths: bool
+    first_rows: int = 0
+    in_turn: bool = False
+    first_share: float = 0.0
+    batches: int | None = None
+    rows: int = 1
+
+    @property
+    def in_order(self) -> bool:
+        """Whether batches have the samples in arrival order."""
+        return self.first_rows > 0
+
+    def rows_of(self, batches: int | None) -> int | None:
+        """How many rows a window holds that is made into so many batches, or into its own number; None: as padding needs."""
+        batches = batches or self.batches
+        return None if batches is None else batches * self.rows
 
 
 class BatchPlanner(ABC):
@@ -68,36 +103,9 @@ class BatchPlanner(ABC):
     """How many rows below one another a sample has, all padded to one length."""
 
     @property
-    def in_order(self) -> bool:
-        """Whether batches have the samples in arrival order."""
-        return self.first_rows > 0
-
-    @property
-    def in_turn(self) -> bool:
-        """Whether windows of any number of batches give the same ones, so that none has to be waited for."""
-        return False
-
-    @property
-    def first_rows(self) -> int:
-        """How many rows the first window needs, where windows of few rows give the same batches; 0: they do not."""
-        return 0
-
-    first_share: float = 0.0
-    """How much of an automatic window the first one of a stream has, besides at least 1,024 rows."""
-
-    @property
-    def sizing(self) -> Policy | None:
-        """The policy by which an automatic window is sized; None where windows have a given size."""
-        return None
-
-    @property
-    def needs_lengths(self) -> bool:
-        """Whether it plans by lengths; else samples may have none, and count as empty."""
-        return self.sizing is not None and not self.in_order
-
-    def rows_of(self, batches: int | None) -> int | None:
-        """How many rows a window holds that is made into so many batches; None: as many as padding needs."""
-        return batches
+    @abstractmethod
+    def sizing(self) -> Sizing:
+        """How large its windows are."""
 
     @property
     def rounded(self) -> Any:
@@ -145,17 +153,19 @@ class ByPolicy(BatchPlanner):
     def __post_init__(self) -> None:
         _check_truncate(self.truncate_side, self.overlong)
 
-    @property
-    def first_rows(self) -> int:
-        return 0 if getattr(self.policy, "sort", True) else self.policy.full_size  # type: ignore[attr-defined]
+    @once
+    def sizing(self) -> Sizing:
+        in_order = not getattr(self.policy, "sort", True)
+        return Sizing(
+            self._of_sides,
+            needs_lengths=not in_order,
+            first_rows=self.policy.full_size if in_order else 0,  # type: ignore[attr-defined]
+            # where a sample above the largest bucket is left out, or alone, batches depend on where windows begin
+            in_turn=in_order and (self.rounding is None or self.overlong in ("raise", "truncate")),
+        )
 
     @property
-    def in_turn(self) -> bool:
-        """Where a sample above the largest bucket is left out, or alone, batches depend on where windows begin."""
-        return self.in_order and (self.rounding is None or self.overlong in ("raise", "truncate"))
-
-    @property
-    def sizing(self) -> Policy:
+    def _of_sides(self) -> Policy:
         return self.policy if self.sides == 1 else Stacked(self.policy, self.sides)
 
     @property
@@ -163,7 +173,7 @@ class ByPolicy(BatchPlanner):
         return self.rounding or self.policy
 
     def shapes(self) -> list[tuple[int, ...]] | None:
-        shapes: list[tuple[int, ...]] | None = getattr(self.sizing, "shapes", None)
+        shapes: list[tuple[int, ...]] | None = getattr(self._of_sides, "shapes", None)
         return shapes
 
     def settings(self) -> dict[str, Any]:
@@ -227,17 +237,15 @@ class ByPacking(BatchPlanner):
 
     verb = "pack"
     packs = True
-    first_share: float = 0.4  # 100 of 250 batches: what the last of them lacks is padding
 
     def __post_init__(self) -> None:
         _check_truncate(self.truncate_side, self.overlong)
 
-    @property
-    def sizing(self) -> Policy:
-        return replace(self.policy, cost=None)
-
-    def rows_of(self, batches: int | None) -> int:
-        return (batches or PACKED_BATCHES) * self.num_rows
+    @once
+    def sizing(self) -> Sizing:
+        policy = replace(self.policy, cost=None)
+        first_share = 100 / PACKED_BATCHES  # what the last of the first 100 lacks is padding
+        return Sizing(policy, True, first_share=first_share, batches=PACKED_BATCHES, rows=self.num_rows)
 
     def shapes(self) -> list[tuple[int, ...]]:
         return [(self.num_rows, self.policy.row_length)]
@@ -325,6 +333,7 @@ class ByKey(BatchPlanner):
 
     verb = "batch_by"
     asks_samples = True
+    sizing = Sizing(None, needs_lengths=False)
 
     @property
     def rounded(self) -> Any:

@@ -120,9 +120,9 @@ class PlannedWindows(Stage[OrderedBatches]):
         """Batches in arrival order fill up with what comes next, if of another epoch; what is sorted or shuffled stays in one,
         unless tokens are carried into the next."""
         one = inputs[0]
-        flows = one.carries or (self.planner.in_order and not self.shuffle_batches)
+        flows = one.carries or (self.planner.sizing.in_order and not self.shuffle_batches)
         flows = flows and self.samples_per_step is None
-        unset = {"shuffle_batches": None} if self.planner.in_order else {"window": self.window}
+        unset = {"shuffle_batches": None} if self.planner.sizing.in_order else {"window": self.window}
         planned_by = written(self.settings() | unset)
         return following(
             self,
@@ -186,7 +186,7 @@ class PlannedWindows(Stage[OrderedBatches]):
             window = replace(window, units=None)
         planned = self.planner.batches(window, key)
         if counting() and window.turn is None:  # else nobody counts batches, or they are counted in turn
-            count_empty(planned, self.planner.needs_lengths)
+            count_empty(planned, self.planner.sizing.needs_lengths)
         batches = OrderedBatches(planned)
         if self.samples_per_step is not None:
             if self.drop_last and last and len(window) < self.samples_per_step:

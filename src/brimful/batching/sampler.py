@@ -138,7 +138,7 @@ class BatchSampler:
         windows = Planned(self._samples, self._rows, lengths_required=True)
         planner = ByPolicy(policy, overlong)
         shuffle_batches = check_shuffle(shuffle if shuffle_batches is None else shuffle_batches)
-        shuffled = False if planner.in_order else shuffle_batches
+        shuffled = False if planner.sizing.in_order else shuffle_batches
         self._plans = PlannedWindows(windows, planner, drop_last, shuffled, balance_group, seed)
         self._shard = Shared(self._plans, Ranks(self.rank, world_size), uneven)
         self.drop_last: bool = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
