@@ -25,7 +25,10 @@ from brimful.plan import (
     TokenBudget,
     as_lengths,
 )
-from brimful.plan.plan import planned
+from brimful.plan.buckets import Rounding
+from brimful.plan.plan import is_proven, planned
+from brimful.plan.rounded import Rounded
+from brimful.plan.stacked import Stacked, stacked
 from tests.effort import examples
 
 MOST = 60  # tokens: every policy drawn here can place them, one or two lengths of half of it
@@ -234,6 +237,7 @@ class Own:
     """A user's policy, which has the plan already."""
 
     made: Any
+    shapes: Any = None
     max_length = None
 
     def plan(self, lengths: ArrayLike) -> Plan:
@@ -295,6 +299,43 @@ def test_a_plan_of_pairs_holds_the_longest_of_each_length() -> None:
         Plan.of(pairs, [[0, 1]], padded_lengths=[[4, 4]])
     with pytest.raises(ValueError, match=re.escape("padded_lengths must be an array of int64 (1, 2) (got int64 (1,))")):
         planned(Own(Plan.of([4, 5], [[0, 1]])), pairs)
+
+
+@given(policies, lengths)
+@examples(300)
+def test_what_is_not_checked_fits(policy: Policy, lengths: list[int]) -> None:
+    """Plans of policies of ours are taken as they are: here they are checked as a user's."""
+    assert is_proven(policy)
+    assert is_proven(Rounded(policy, Rounding(pad_to_multiple_of=8)))
+    taken = planned(policy, as_lengths(lengths))
+    assert planned(Own(taken, getattr(policy, "shapes", None)), as_lengths(lengths)) is taken
+
+
+@given(of_pairs, pairs)
+@examples(100)
+def test_what_is_not_checked_fits_pairs(policy: Policy, pairs: list[tuple[int, int]]) -> None:
+    taken = planned(policy, as_lengths(np.array(pairs, np.int64).reshape(-1, 2)))
+    assert planned(Own(taken), as_lengths(np.array(pairs, np.int64).reshape(-1, 2))) is taken
+
+
+class Shorter(TokenBudget):
+    """A user's own, by inheritance."""
+
+    def plan(self, lengths: ArrayLike, *, units: Any = None) -> Plan:
+        plan = super().plan(lengths, units=units)
+        return replace(plan, padded_lengths=plan.padded_lengths - 1)
+
+
+def test_a_policy_that_asks_something_of_the_users_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"^Shorter\.plan does not fit the 2 samples"):
+        planned(Shorter(60), as_lengths([4, 2]))
+
+    def cost(batch: int, length: int) -> int:
+        return batch * length
+
+    asked = CostBudget(cost, 60), stacked(CostBudget(cost, 60), 2), Packed(60, cost=np.square)
+    for policy in (*asked, Rounded(Own(WHOLE), Rounding()), Stacked(Own(WHOLE), 2)):
+        assert not is_proven(policy)
 
 
 @given(of_pairs, pairs.filter(bool), st.data())

@@ -257,15 +257,15 @@ def planned(policy: Policy, lengths: IntArray, units: IntArray | None = None) ->
     return plan
 
 
-def is_proven(policy: Policy) -> bool:
+def is_proven(policy: object) -> bool:
     """Whether its plans fit all samples by how they are made, as tests against brute force say: those of a policy of ours, unless
-    it asks a function of the user's, whose answers may change from call to call."""
-    parts = vars(policy).values() if hasattr(policy, "__dict__") else ()
-    return _is_ours(type(policy).plan) and all(_is_ours(type(part)) for part in parts if callable(part))
-
-
-def _is_ours(value: object) -> bool:
-    return str(getattr(value, "__module__", "")).startswith(__package__ + ".")
+    it asks a function or an object of the user's, whose answers may change from call to call."""
+    kind = type(policy)
+    if kind.__module__ == "builtins":
+        return not callable(policy)
+    return kind.__module__.startswith(f"{__package__}.") and all(
+        map(is_proven, getattr(policy, "__dict__", {}).values())
+    )
 
 
 def longest_of_each(lengths: IntArray, numbers: IntArray, bounds: IntArray) -> IntArray:
