@@ -3,7 +3,7 @@
     python tools/trace.py [path of a checkout]
 
 One line of JSON is read by `from_files`, tokenized, batched by tokens and taken as tensors. What runs from `iter` to the end of
-the data is counted, in all threads; what runs before is not. tools/trace.md has the table of 4bb199a, to compare with.
+the data is counted, in all threads; what runs before is not. tools/trace.md has the tables of 4bb199a and of today.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def table(found: list[tuple[str, str]]) -> str:
         outer = [part for part in name.split(".") if part != "<locals>" and not part.startswith("<")]
         if not outer:
             continue
-        functions.add(f"{file}:{name}")
+        functions.add(f"{file}:{'.'.join(outer)}")
         files.add(file)
         if outer[0].lstrip("_")[:1].isupper():
             classes.add(f"{file}:{outer[0]}")
