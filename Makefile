@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Many a test starts Python: our sources are compiled once, and not by each, whatever the machine says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test ray mutants mutate soak isolation docs dist compat lint types format count gpu bench clean
+.PHONY: help demo test slow ray mutants mutate soak isolation docs dist compat lint types format count gpu bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s%s\n", $$1, $$2 }'
@@ -20,7 +20,10 @@ demo: $(VENV)/.core  ## the main job on text that every machine has; downloads n
 	$(BIN)/brimful demo
 
 test: lint types  ## lint, types, tests, doctests, code blocks of README, CONTRIBUTING and docs
-	$(BIN)/pytest $(SPREAD) -m "not mutant and not ray" $(ARGS)
+	$(BIN)/pytest $(SPREAD) -m "not slow and not mutant and not ray" $(ARGS)
+
+slow: $(VENV)/.dev  ## the tests that take longest, which `make test` leaves out
+	$(BIN)/pytest $(SPREAD) -m "slow and not mutant and not ray" $(ARGS)
 
 ray: $(VENV)/.dev  ## tests on a Ray cluster of two workers, which this machine is
 	$(BIN)/pytest -m "ray and not mutant" $(ARGS)

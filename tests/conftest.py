@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.effort import BEFORE
+from tests.slow import slow
 
 # There is a worker for each core, and tensors are small here: torch's threads would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,6 +36,14 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     """No examples are looked for in tests, where there are none: each worker would import all that tests start as programs."""
     found = yield
     return [one for one in found if type(one) is pytest.Module]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests that `make test` leaves to `make slow`."""
+    listed = slow()
+    for item in items:
+        if item.nodeid.partition("[")[0] in listed:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:
