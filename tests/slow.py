@@ -2,8 +2,8 @@
 
     python -m tests.slow LOG [SHARE]
 
-LOG is what `pytest --durations=0` printed of all tests, on a quiet machine. The list gets the tests that take longest, all parameters of a
-test together, until the others take SHARE of the time (.4 by default).
+LOG is what `pytest --durations=0` printed of all tests, on a quiet machine. The list gets the tests that take longest, all
+parameters of a test together, until the others take SHARE of the time (.4 by default).
 """
 
 from __future__ import annotations
