@@ -128,7 +128,7 @@ def _in_order(hashed: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return _by_numpy(hashed)
     by_digits, by_numpy = _SECONDS.setdefault(len(hashed).bit_length(), ([], []))
     tries = by_digits if len(by_digits) < len(by_numpy) else by_numpy
-    if len(tries) == _TRIES:
+    if len(tries) >= _TRIES:  # two threads may have tried at once
         return _by_digits(hashed) if min(by_digits) < min(by_numpy) else _by_numpy(hashed)
     began = time.perf_counter()
     found = _by_digits(hashed) if tries is by_digits else _by_numpy(hashed)
