@@ -18,6 +18,7 @@ from brimful.plan import (
     AttentionCost,
     CostBudget,
     FixedSize,
+    MultiBudget,
     Packed,
     Plan,
     Policy,
@@ -47,6 +48,13 @@ policies = of_pairs | st.one_of(
     st.builds(TokenBudget, budgets, planner=st.just("least_padding"), step_cost=st.none() | st.floats(0, 1)),
     st.builds(StaticShapes, buckets, budgets),
     st.builds(Packed, st.integers(MOST, 200)),
+)
+of_two_sizes = st.one_of(
+    st.builds(lambda a, b: MultiBudget(padded={"a": a}, total={"b": b}), budgets, budgets),
+    st.builds(lambda a, b, n: MultiBudget(padded={"a": a, "b": b}, max_samples=n), budgets, budgets, sizes),
+    st.builds(lambda a, b: MultiBudget(total={"a": a, "b": b}), budgets, budgets),
+    st.builds(lambda a, b, n: Packed(a, row_limits={"b": b, "samples": n}), budgets, budgets, sizes),
+    st.builds(Stacked, st.builds(TokenBudget, budgets), st.just(2)),
 )
 lengths = st.lists(st.integers(0, MOST), max_size=40)
 pairs = st.lists(st.tuples(st.integers(0, MOST // 2), st.integers(0, MOST // 2)), max_size=40)
@@ -311,9 +319,10 @@ def test_what_is_not_checked_fits(policy: Policy, lengths: list[int]) -> None:
     assert planned(Own(taken, getattr(policy, "shapes", None)), as_lengths(lengths)) is taken
 
 
-@given(of_pairs, pairs)
-@examples(100)
+@given(of_pairs | of_two_sizes, pairs)
+@examples(200)
 def test_what_is_not_checked_fits_pairs(policy: Policy, pairs: list[tuple[int, int]]) -> None:
+    assert is_proven(policy)
     taken = planned(policy, as_lengths(np.array(pairs, np.int64).reshape(-1, 2)))
     assert planned(Own(taken), as_lengths(np.array(pairs, np.int64).reshape(-1, 2))) is taken
 
