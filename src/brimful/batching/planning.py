@@ -162,16 +162,16 @@ class PlannedWindows(Stage[OrderedBatches]):
                 made = _checksum(ordered)
                 if done and made != saved:
                     _other_plan(window, f"{self.label}({batch_facts(self).planned_by})", run)
-                count = len(ordered)
-                waiting.saw(count, after)
+                total = len(ordered)
+                waiting.saw(total, after)
                 inside |= {"plan": made, **self._aligned(before)}
-                before = (before + count) % self.balance_group
+                before = (before + total) % self.balance_group
                 after = END if after == END else {"windows": after, **self._aligned(before)}
-                rest = OrderedBatches(ordered.select(np.arange(done, count))) if done else ordered
+                rest = OrderedBatches(ordered.select(np.arange(done, total))) if done else ordered
                 if window.turn is not None:
                     handed_on: Callable[[int], State] = _HandedOnInTurn(rest, window.turn, left_out, after)
                 else:
-                    handed_on = _HandedOn(done, count, inside, after)
+                    handed_on = _HandedOn(done, total, inside, after)
                     if not done:  # else it was counted before
                         add_counts(left_out)
                 yield replace(rest, handed_on=handed_on), after

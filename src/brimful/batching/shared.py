@@ -120,22 +120,23 @@ class Shared(Stage[Batch]):
 
         with running(windows, at, run) as items:
             for batches, _ in items:
-                count = len(batches)
+                total = len(batches)
                 labels = batches.of_each(counted(batches.planned, windows.labels_follow, rows=ranks > 1))
-                own = batches.select(np.arange((rank - len(taken)) % ranks, count, ranks))
+                own = batches.select(np.arange((rank - len(taken)) % ranks, total, ranks))
                 own = own.fetching_only_own_rows() if ranks > 1 else own
                 places = iter(range(len(own)))
                 done = 0
-                for end in range(ranks - len(taken), count + 1, ranks):
+                for end in range(ranks - len(taken), total + 1, ranks):
                     taken += labels[done:end]
                     yield shared_out(mine or (own, next(places)), 1.0), batches.handed_on(end)
                     taken, mine, done = [], None, end
-                if done < count:
+                if done < total:
                     taken += labels[done:]
-                    latest = batches, count - 1
-                    mine = next(((own, place) for place in places), mine)
-                if taken or not count:
-                    batches.handed_on(count)  # counts what was left out of it
+                    latest = batches, total - 1
+                    if (place := next(places, None)) is not None:
+                        mine = own, place
+                if taken or not total:
+                    batches.handed_on(total)  # counts what was left out of it
         if not taken or self.uneven == "drop":
             return
         if self.uneven == "raise":

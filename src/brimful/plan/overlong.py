@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .buckets import Rounding
 from .errors import OverlongError, counted, integer, of_setting, one_of
-from .plan import IntArray, Plan, Policy, as_lengths, is_proven, one_length, planned, widths
+from .plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
 from .units import UnitSpans, units_of, whole
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]
@@ -160,7 +160,7 @@ def plan_with(
     longest = policy.max_length if lengths.ndim == 1 else None
     if overlong == "raise":
         plan = planned(policy, lengths, units)
-        if longest is not None and not is_proven(policy):  # a user's policy may place what it says it cannot
+        if longest is not None:  # a user's policy may place what it says it cannot
             words = {"limit": f"max_length={longest:,} of {type(policy).__name__}", "remedy": "raise its max_length"}
             refuse_overlong(lengths, lengths <= longest, max_length=longest, **words)
         return plan, counts

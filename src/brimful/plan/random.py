@@ -33,6 +33,9 @@ CACHED: Final = 1 << 13
 DIGIT_SORTED: Final = range(1 << 10, 1 << 20)
 """So many hashes are ordered by their upper 16 bits first where numpy's own sort is slower: on AMD's Zen 4 that takes three times
 as long, on Zen 5 a third; on another one as long for 16,384, and half for 131,072."""
+_TRIES: Final = 3
+_SECONDS: Final[dict[int, tuple[list[float], list[float]]]] = {}
+"""What each of the first `_TRIES` calls of `_by_digits` and of `_by_numpy` took for a hash, by the bits of their number."""
 
 
 def key(*parts: int) -> int:
@@ -139,11 +142,6 @@ def _in_order(hashed: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _by_numpy(hashed: NDArray[np.uint64]) -> NDArray[np.uint64]:
     hashed.sort()
     return hashed
-
-
-_TRIES: Final = 3
-_SECONDS: Final[dict[int, tuple[list[float], list[float]]]] = {}
-"""A hash, of `_by_digits` and of `_by_numpy`, by the bits of how many there were."""
 
 
 def generator(key: int) -> np.random.Generator:

@@ -319,12 +319,12 @@ class _Epoch(NamedTuple):
         return self.sizes * self.padded
 
 
-def _epoch(way: Batches, cost: AttentionCost) -> _Epoch:
+def _epoch(batches: Batches, cost: AttentionCost) -> _Epoch:
     """Plans an epoch, as the loader does. No batch is made."""
-    stage = batch_facts(way.stage).planned
+    stage = batch_facts(batches.stage).planned
     assert isinstance(stage, Batched)
     with running(stage.upstream, stage.start(0)) as windows:
-        found = [_sums(batches.laid_out(), cost) for batches, _ in windows if len(batches)]
+        found = [_sums(ordered.laid_out(), cost) for ordered, _ in windows if len(ordered)]
     return _Epoch(*map(np.concatenate, zip(*found, strict=True)))
 
 
