@@ -22,7 +22,6 @@ from brimful.plan.budget import divided, share
 from brimful.plan.costs import sample_costs
 from brimful.plan.dealing import deal_greedily, part_sums
 from brimful.plan.errors import DataError, one_of
-from brimful.plan.once import once
 from brimful.plan.overlong import plan_with, split_long
 from brimful.plan.plan import joined, planned
 from brimful.plan.rounded import Rounded
@@ -153,7 +152,7 @@ class ByPolicy(BatchPlanner):
     def __post_init__(self) -> None:
         _check_truncate(self.truncate_side, self.overlong)
 
-    @once
+    @property
     def sizing(self) -> Sizing:
         in_order = not getattr(self.policy, "sort", True)
         return Sizing(
@@ -241,7 +240,7 @@ class ByPacking(BatchPlanner):
     def __post_init__(self) -> None:
         _check_truncate(self.truncate_side, self.overlong)
 
-    @once
+    @property
     def sizing(self) -> Sizing:
         policy = replace(self.policy, cost=None)
         first_share = 100 / PACKED_BATCHES  # what the last of the first 100 lacks is padding
@@ -333,7 +332,10 @@ class ByKey(BatchPlanner):
 
     verb = "batch_by"
     asks_samples = True
-    sizing = Sizing(None, needs_lengths=False)
+
+    @property
+    def sizing(self) -> Sizing:
+        return Sizing(None, needs_lengths=False)
 
     @property
     def rounded(self) -> Any:
