@@ -19,6 +19,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.batching.batch import OrderedBatches
 from brimful.batching.window import PlanningWindow
 from brimful.core.counters import add_counts, count, skipped, with_counters
 from brimful.core.run import Run
@@ -43,6 +44,9 @@ def words(item: Any) -> Any:
         return item.to_pylist()
     if isinstance(item, PlanningWindow):
         return item.lengths.tolist(), item.take(np.arange(len(item))).to_pylist()
+    if isinstance(item, OrderedBatches):
+        batches = item.laid_out()
+        return [words(batches), batches.bounds.tolist(), item.handed_on(len(item))]
     if isinstance(item, (dict, list, tuple)):
         return [words(value) for value in (item.items() if isinstance(item, dict) else item)]
     if getattr(item, "is_nested", False):  # its own words count the nested tensors of the process
