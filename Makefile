@@ -19,10 +19,10 @@ help:  ## list the targets
 demo: $(VENV)/.core  ## the main job on text that every machine has; downloads no data
 	$(BIN)/brimful demo
 
-test: lint types  ## lint, types, tests, doctests, code blocks of README, CONTRIBUTING and docs
+test: lint types  ## lint, types, and all tests but the slow ones: 8 minutes
 	$(BIN)/pytest $(SPREAD) -m "not slow and not mutant and not ray" $(ARGS)
 
-slow: $(VENV)/.dev  ## the tests that take longest, which `make test` leaves out
+slow: $(VENV)/.dev  ## the tests that take longest: laws, oracle, kills, code blocks of README, CONTRIBUTING and docs
 	$(BIN)/pytest $(SPREAD) -m "slow and not mutant and not ray" $(ARGS)
 
 ray: $(VENV)/.dev  ## tests on a Ray cluster of two workers, which this machine is
