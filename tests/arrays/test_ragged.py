@@ -681,6 +681,23 @@ def test_a_tensor_that_needs_gradients_is_refused_with_the_remedy() -> None:
         list(bf.from_sequence([{}, {}]).map(lambda _: {"x": weights}))
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.ma.array([1, 2, 3], mask=[0, 1, 0]), r"a column has no masks: return array\.filled\(value\)"),
+        ([np.zeros((2, 3)), np.zeros((1, 3))], r"in a list have no type: return np\.stack or np\.concatenate"),
+    ],
+)
+def test_what_would_lose_its_mask_or_its_shapes_is_refused_with_the_remedy(value: Any, words: str) -> None:
+    with pytest.raises(bf.StageError, match=words):
+        list(bf.from_sequence([{"x": value}]))
+    with pytest.raises(bf.StageError, match=words):
+        list(bf.from_sequence([{}, {}]).map(lambda _: {"x": value}))
+    first = [{"x": np.arange(3)}] * 3
+    with pytest.raises(bf.StageError, match=words):
+        list(bf.from_sequence([*first, {"x": value}]).map(lambda sample: sample))
+
+
 @pytest.mark.parametrize("kind", [pa.list_(pa.list_(pa.float32(), 2)), bf.array_type("float32", (None, None))])
 def test_a_row_is_an_array_whatever_its_neighbours_lack(kind: pa.DataType) -> None:
     if isinstance(kind, pa.ListType):

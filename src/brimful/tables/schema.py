@@ -99,9 +99,11 @@ def as_column(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Arra
     """
     try:
         return _column(values, kind)
-    except UNFIT:
-        raise
-    except (ValueError, TypeError, RuntimeError) as error:  # numpy's, and torch's
+    except (*UNFIT, ValueError, TypeError, RuntimeError) as error:  # Arrow's, numpy's, and torch's
+        if any(map(_lists_arrays, values)):
+            raise pa.ArrowInvalid(_LISTED) from error
+        if isinstance(error, UNFIT):
+            raise
         raise pa.ArrowInvalid(str(error)) from error
 
 
@@ -117,6 +119,8 @@ def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     first = next((value for value in values if value is not None), None)
     if not _is_array(first) and not isinstance(kind, pa.FixedShapeTensorType | RaggedArrayType):
         return _plain(values, kind)
+    if any(isinstance(value, np.ma.MaskedArray) for value in values):
+        raise pa.ArrowInvalid(_MASKED)
     arrays = [None if value is None else np.asarray(value) for value in values]
     kinds = {(array.ndim, array.dtype.kind in "biuf") for array in arrays if array is not None}
     if kinds == {(0, True)}:
@@ -150,6 +154,11 @@ def large(kind: pa.DataType) -> pa.DataType:
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "__array__") and not np.isscalar(value)
+
+
+def _lists_arrays(value: Any) -> bool:
+    """Whether it is a list with arrays of several dimensions, of which Arrow makes no column."""
+    return isinstance(value, list | tuple) and any(getattr(one, "ndim", 0) > 1 for one in value)
 
 
 def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
@@ -797,6 +806,10 @@ def _cause(value: Any, kind: pa.DataType) -> tuple[str, str, str]:
         return "a tensor of bfloat16", NO_BFLOAT16, ""
     if getattr(value, "requires_grad", False):
         return "a tensor that needs gradients", "return tensor.detach()", ""
+    if isinstance(value, np.ma.MaskedArray):
+        return "a masked array", _MASKED, ""
+    if _lists_arrays(value):
+        return "a list of arrays", _LISTED, ""
     found = _type_of(value, kind)
     odd = ""
     if isinstance(value, dict | list):
@@ -842,6 +855,11 @@ _AS_WRITTEN: Final = {
 }
 
 
+_MASKED: Final = "a column has no masks: return array.filled(value), and the mask as a column of its own"
+_LISTED: Final = (
+    "arrays of several dimensions in a list have no type: return np.stack or np.concatenate of them, and their sizes as a "
+    "column of their own"
+)
 NO_BFLOAT16: Final = (
     "columns have no such type: return tensor.float(), which changes no value, and ask batches for "
     "dtypes={name: 'bfloat16'}"
