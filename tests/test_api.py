@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +352,24 @@ def test_the_tokens_that_are_cut_or_dropped_are_counted(way: str, overlong: Any,
         assert it.stats.tokens + it.stats.dropped_tokens == 39
     words = {"truncate": (2, 0, 0, 4 + 7), "drop": (0, 2, 0, 9 + 12), "alone": (0, 0, 2, 0), "split": (0, 0, 0, 0)}
     assert found == words[overlong]
+
+
+def test_samples_that_are_cut_in_arrival_order_are_counted_with_their_batch(tmp_path: Path) -> None:
+    lengths = [12 if number % 3 else 2 for number in range(50)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"input_ids": [1] * length}) for length in lengths))
+    for drop_last in (False, True):
+        settings: dict[str, Any] = {"buckets": [3, 8], "overlong": "truncate", "drop_last": drop_last}
+        batches = bf.from_files(tmp_path / "rows.jsonl").batch(4, **settings)
+        with batches.iter() as it:
+            seen = [(it.stats.truncated, it.stats.dropped_tokens, it.state_dict()) for _ in it]
+            whole = it.stats.truncated, it.stats.dropped_tokens
+        for done, (truncated, tokens, _) in enumerate(seen[:-1], start=1):
+            assert truncated == sum(length > 8 for length in lengths[: 4 * done])
+            assert tokens == 4 * truncated
+        for truncated, tokens, state in seen:
+            with batches.iter(state) as rest:
+                list(rest)
+                assert (truncated + rest.stats.truncated, tokens + rest.stats.dropped_tokens) == whole
 
 
 def test_what_follows_memory_is_called_as_it_is_said() -> None:

@@ -83,6 +83,15 @@ def test_an_epoch_of_wikitext_compiles_as_often_as_it_has_buckets() -> None:
     assert_compiled_once_a_shape(data.batch(bf.StaticShapes(buckets, 16_384), window=10_000), 8)
 
 
+def test_of_data_without_an_end_that_are_fetched_one_by_one_the_shapes_of_a_window_are_seen() -> None:
+    rows = samples(50)
+    seen: list[tuple[int, ...]] = []
+    for data in (bf.from_dataset(rows), bf.from_dataset(rows, repeat=True)):
+        seen.clear()
+        bf.warm_up(lambda batch: seen.append(tuple(batch["input_ids"].shape)), data.batch_by_tokens(400, window=50))
+        assert len(set(seen)) > 2
+
+
 def test_the_synthetic_batches_have_the_keys_and_types_of_real_ones() -> None:
     batches = (
         bf.from_sequence(samples(50)).batch(bf.StaticShapes([50, 100], 400), window=50).shard(0, 1).to_device("cpu")

@@ -560,10 +560,10 @@ def batches_of(
     order: OrderSettings,
     form: FormSettings,
     *,
-    in_turn: bool = True,
+    whole_windows: bool = False,
 ) -> Batches:
-    """Rows to batches: windows of them, each planned, each batch collated. `in_turn`: batches in arrival order wait for no
-    window."""
+    """Rows to batches: windows of them, each planned, each batch collated. `whole_windows`: each batch says which samples of its
+    window it has; else those in arrival order wait for no window, and others may fetch their own rows alone."""
     data = facts_of(stage)
     check_bool("keep_text", form.keep_text)
     one_of("unlabelled", form.unlabelled, *get_args(Unlabelled))
@@ -589,7 +589,7 @@ def batches_of(
     windows: Stage[PlanningWindow] = made
     if isinstance(made, Buffered):
         # a window that the user gave may end with a batch that is not full
-        in_turn = in_turn and planner.sizing.in_turn and rows % planner.sizing.first_rows == 0
+        in_turn = not whole_windows and planner.sizing.in_turn and rows % planner.sizing.first_rows == 0
         in_turn = in_turn and data.units is None and per_step is None
         windows = Ahead(replace(made, in_turn=in_turn), 1, "window")
     plans = PlannedWindows(
@@ -604,7 +604,7 @@ def batches_of(
         window=rows or window,
         samples_per_step=per_step,
     )
-    planned: Stage[Batch] = Batched(plans) if per_step is None else Steps(plans, per_step)
+    planned: Stage[Batch] = Batched(plans, whole_windows) if per_step is None else Steps(plans, per_step)
     if (streams := data.streams()) is not None:
         planned = RoundRobin(planned, streams)
     if parts > 1:

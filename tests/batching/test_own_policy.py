@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -189,3 +191,77 @@ def test_a_policy_that_changes_the_lengths_it_is_given_is_an_error() -> None:
         next(iter(bf.BatchSampler([3, 1, 2], Sorts())))
     with pytest.raises(ValueError, match="read-only"):
         next(iter(bf.from_sequence([[1], [2, 3]]).batch(Sorts(), pad_to_multiple_of=4)))
+
+
+class Thirds(bf.FixedSize):
+    """Batches of three, whatever it is asked for."""
+
+    def plan(self, lengths: Any, **_: Any) -> bf.Plan:
+        return bf.Plan.of(lengths, [np.arange(len(lengths))[first : first + 3] for first in range(0, len(lengths), 3)])
+
+
+class Backwards(bf.FixedSize):
+    def plan(self, lengths: Any, **_: Any) -> bf.Plan:
+        return bf.Plan.of(lengths, bf.FixedSize(4, sort=False).plan(lengths).batches[::-1])
+
+
+class InNoOrder(Sorted):
+    """Attributes of one that keeps the order of arrival, but it sorts."""
+
+    sort = False
+    full_size = 4
+
+
+@pytest.mark.parametrize(
+    "policy", [Thirds(4, sort=False), Backwards(4, sort=False), InNoOrder(4)], ids=lambda one: type(one).__name__
+)
+def test_a_policy_of_the_users_that_says_it_keeps_the_order_is_resumed_as_any_other(
+    policy: Any, tmp_path: Path
+) -> None:
+    lines = [json.dumps({"id": number, "input_ids": [1] * (1 + number * 7 % 40)}) for number in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    batches = bf.from_files(tmp_path / "rows.jsonl").batch(policy)
+    whole = [batch["id"].tolist() for batch in batches]
+    assert sorted(number for batch in whole for number in batch) == list(range(60))
+    with batches.iter() as it:
+        for done, _ in enumerate(it, start=1):
+            state = it.state_dict()
+            assert [batch["id"].tolist() for batch in batches.iter(state)] == whole[done:]
+
+
+def test_a_policy_of_a_module_without_a_name_is_checked() -> None:
+    names: dict[str, Any] = {"bf": bf}
+    exec(
+        "class Lossy(bf.TokenBudget):\n"
+        "    def plan(self, lengths, **_):\n"
+        "        return bf.TokenBudget(400).plan(lengths[:-1])\n"
+        "class Few:\n"
+        "    max_length = None\n"
+        "    def plan(self, lengths):\n"
+        "        return bf.TokenBudget(400).plan(lengths[:3])\n",
+        {"bf": bf, "__builtins__": __builtins__},
+        names,
+    )
+    for policy in (names["Lossy"](400), names["Few"]()):
+        with pytest.raises(ValueError, match="does not fit the 200 samples that it was given"):
+            list(DATA.batch(policy))
+
+
+class Reusing:
+    """Right plans at each call, in arrays that are used again, and of which one is a view with a stride."""
+
+    max_length = None
+
+    def __init__(self) -> None:
+        self._numbers, self._bounds = np.arange(20), np.zeros((8, 2), np.int64)
+
+    def plan(self, lengths: Any) -> bf.Plan:
+        plan = bf.FixedSize(3).plan(lengths)
+        self._numbers[:], self._bounds[:, 0] = plan.numbers, plan.bounds
+        return bf.Plan(self._numbers, self._bounds[:, 0], plan.padded_lengths, plan.padded_sizes, plan.tokens)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_a_policy_may_use_its_arrays_again(micro_batches: int) -> None:
+    batches = DATA.batch(Reusing(), window=20, micro_batches=micro_batches, shuffle_batches=False)
+    assert sorted(number for batch in batches for number in batch["id"].tolist()) == list(range(200))

@@ -89,6 +89,19 @@ class Texts:
         return iter(self._texts)
 
 
+class Fetched:
+    """A data set of torch's kind: samples by number, one at a time."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, number: int) -> dict[str, str]:
+        return {"text": self._texts[number]}
+
+
 @given(
     st.lists(st.text(max_size=9), max_size=40),
     st.integers(1, 12),
@@ -102,10 +115,13 @@ class Texts:
             lambda texts: bf.from_iterable(texts).map(dict),
             bf.from_sequence,
             lambda texts: bf.from_sequence(texts).stream(),
+            lambda texts: bf.from_dataset(Fetched(texts)),
+            lambda texts: bf.from_dataset(Fetched(texts)).map(dict),
+            lambda texts: bf.from_sequence(texts[:7]) + bf.from_dataset(Fetched(texts[7:])),
         ]
     ),
 )
-@examples(40)
+@examples(60)
 def test_results_come_in_the_order_of_the_samples(texts: list[str], window: int, policy: Any, make: Any) -> None:
     assert list(map_batches_in_order(spelled, make(texts), policy, window=window)) == [text.upper() for text in texts]
 

@@ -219,3 +219,12 @@ def test_a_sample_that_cannot_fit_is_an_error_with_both_numbers(
 def test_a_cost_that_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match=r"cost must be a function of \(batch_size, padded_length\) \(got 100.0\)"):
         CostBudget(100.0, AttentionCost(quadratic=1))  # type: ignore[arg-type]
+
+
+def test_a_cost_that_falls_where_lengths_grow_is_refused() -> None:
+    def cost(rows: int, length: int) -> float:
+        return rows * length * (1 if length % 8 == 0 else 1.3)
+
+    for lengths, words in ([64, 63, 60, 8], "63"), ([[32, 32], [30, 33], [4, 4]], r"30 \+ 33"):
+        with pytest.raises(ValueError, match=f"a batch of one sample of {words} tokens is beyond the limit"):
+            CostBudget(cost, 64).plan(lengths)

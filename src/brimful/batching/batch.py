@@ -231,6 +231,7 @@ class Batch:
         num_labels_here: where those are not known, of this rank's batches of an optimizer step; after a resume inside a step, of
             those that are still to come.
         ends_step: whether it is the last one of an optimizer step; None where nothing says which ones are.
+        ends_window: whether it is the last one of the window that it was planned in; None: as the plan says.
     """
 
     plan: PlannedWindow
@@ -240,6 +241,7 @@ class Batch:
     num_labels: NumLabels | None = None
     num_labels_here: NumLabels | None = None
     ends_step: bool | None = None
+    ends_window: bool | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -252,6 +254,8 @@ class Batch:
     @property
     def last(self) -> bool:
         """Whether no batch of the window follows, of a data-parallel rank's none of that rank."""
+        if self.ends_window is not None:
+            return self.ends_window
         return self.place + 1 == len(self.plan) or self.window.turn is not None
 
     @property
@@ -357,4 +361,5 @@ def filler(batch: Batch) -> Batch:
 
 def fetch_only_own_rows(batch: Batch) -> Batch:
     """A batch in a window of its own samples."""
-    return replace(batch, plan=batch.plan.select(np.array([batch.place])).fetching_only_own_rows(), place=0)
+    plan = batch.plan.select(np.array([batch.place])).fetching_only_own_rows()
+    return replace(batch, plan=plan, place=0, ends_window=batch.last)

@@ -16,7 +16,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.core.counters import count
 from brimful.core.header import described
 from brimful.core.stage import not_in_state
-from brimful.plan import Overlong, OverlongError, Packed, Plan, Policy, random
+from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, random
 from brimful.plan.buckets import Rounding
 from brimful.plan.budget import divided, share
 from brimful.plan.costs import sample_costs
@@ -154,11 +154,14 @@ class ByPolicy(BatchPlanner):
 
     @property
     def sizing(self) -> Sizing:
-        in_order = not getattr(self.policy, "sort", True)
+        own = (
+            self.policy if type(self.policy) is FixedSize else None
+        )  # the user's classes may make any batches of a window
+        in_order = own is not None and not own.sort
         return Sizing(
             self._of_sides,
             needs_lengths=not in_order,
-            first_rows=self.policy.full_size if in_order else 0,  # type: ignore[attr-defined]
+            first_rows=own.n if own is not None and in_order else 0,
             # where a sample above the largest bucket is left out, or alone, batches depend on where windows begin
             in_turn=in_order and (self.rounding is None or self.overlong in ("raise", "truncate")),
         )

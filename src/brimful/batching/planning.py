@@ -16,7 +16,7 @@ from brimful.batching.labels import LabelsFollow
 from brimful.batching.order import ShuffleBatches, balance, dearest_first, drop_incomplete, shuffle, shuffle_stream
 from brimful.batching.planners import BatchPlanner
 from brimful.batching.sizes import of_whole_sample
-from brimful.batching.window import InTurn, PlanningWindow
+from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import replayed_windows
 from brimful.core.counters import Counts, add_counts, apart, count, counting
 from brimful.core.facts import Facts, facts_of, following, rng_slot
@@ -169,7 +169,7 @@ class PlannedWindows(Stage[OrderedBatches]):
                 after = END if after == END else {"windows": after, **self._aligned(before)}
                 rest = OrderedBatches(ordered.select(np.arange(done, total))) if done else ordered
                 if window.turn is not None:
-                    handed_on: Callable[[int], State] = _HandedOnInTurn(rest, window.turn, left_out, after)
+                    handed_on: Callable[[int], State] = _HandedOnInTurn(rest, window, left_out, after)
                 else:
                     handed_on = _HandedOn(done, total, inside, after)
                     if not done:  # else it was counted before
@@ -227,18 +227,27 @@ class _HandedOn:
 
 
 class _HandedOnInTurn:
-    """The same of a window in arrival order: what a resume after a batch does not plan again is counted with that batch."""
+    """The same of a window in arrival order: what a resume after a batch does not plan again is counted with that batch.
 
-    def __init__(self, batches: OrderedBatches, turn: InTurn, left_out: Counts, after: State) -> None:
-        self._batches, self._turn, self._left_out, self._after = batches, turn, left_out, after
+    Args:
+        window: as it was planned, with the lengths of samples before they were cut.
+    """
+
+    def __init__(self, batches: OrderedBatches, window: PlanningWindow, left_out: Counts, after: State) -> None:
+        assert window.turn is not None
+        self._batches, self._turn, self._left_out, self._after = batches, window.turn, left_out, after
+        self._lengths = window.lengths
         self._empty = counting() and not batches.planned.window.lengths.all()  # else nobody counts, or there is nothing
         self._counted = 0
 
     def __call__(self, batches: int) -> State:
         is_last = batches == len(self._batches)
         self._turn.left_out(0 if is_last else batches)
-        if self._empty and batches > self._counted:
-            count_empty(self._batches.select(np.arange(self._counted, batches)), self._turn.measured)
+        if batches > self._counted and (self._empty or "truncated" in self._left_out):
+            new = self._batches.select(np.arange(self._counted, batches))
+            if self._empty:
+                count_empty(new, self._turn.measured)
+            self._count_cut(new)
         self._counted = max(self._counted, batches)
         if not is_last:
             return {"windows": self._turn.state(batches)}
@@ -246,20 +255,31 @@ class _HandedOnInTurn:
         self._left_out = {}
         return self._after
 
+    def _count_cut(self, batches: PlannedWindow) -> None:
+        """Counts the samples of these batches that are cut, of those of the window."""
+        cut = (self._lengths[batches.numbers] - batches.sizes).reshape(len(batches.numbers), -1).sum(axis=1)
+        for name, number in ("truncated", int(np.count_nonzero(cut))), ("dropped_tokens", int(cut.sum())):
+            left, message = self._left_out.get(name, (0, None))
+            if number := min(number, left):
+                count(name, number, message)
+                self._left_out = {**self._left_out, name: (left - number, message)}
+
 
 @dataclass(frozen=True)
 class Batched(Stage[Batch]):
-    """The batches of planned windows, one by one. State: that of the windows."""
+    """The batches of planned windows, one by one, also of rows that are fetched one by one in their `whole_windows`. State:
+    that of the windows."""
 
     verb = ""
 
     upstream: Stage[OrderedBatches]
+    whole_windows: bool = not_in_state(False)
 
     def facts(self, *inputs: Facts) -> Facts:
         return with_batches(following(self, *inputs, seam="passes"), planned=self)
 
     def items(self, at: State, run: Run) -> Generator[tuple[Batch, State], None, None]:
-        narrow = facts_of(self).one_by_one
+        narrow = facts_of(self).one_by_one and not self.whole_windows
         with running(self.upstream, at, run) as windows:
             for ordered, _ in windows:
                 planned = ordered.laid_out()

@@ -510,7 +510,7 @@ def _with_numbers(
 ) -> Collated:
     """The stage of batches, each with what `fn` gets; planned over the lengths of a column."""
     order = OrderSettings(False, False, None, 1, 0)
-    batches = batches_of(stage, False, planner, window, columns, order, form, in_turn=False)
+    batches = batches_of(stage, False, planner, window, columns, order, form, whole_windows=True)
     collated: Collated = collated_of(batches.stage)
     rules = collated.rules
     if is_text:

@@ -155,7 +155,7 @@ def snake(padded: IntArray, rows: MaxRows) -> IntArray:
     targets fall, in the next one they rise.
     """
     order = np.lexsort((-padded[:, 1], -padded[:, 0]))
-    shares = 1 / rows_at(padded[order], rows)
+    shares = 1 / np.maximum(rows_at(padded[order], rows), 1)  # one that does not fit alone is refused by the cut
     filled = np.cumsum(shares) - shares
     batches = filled[-1] + shares[-1]
     strips = np.floor(filled * (max(1, round(_STRIPS * sqrt(batches))) / batches))
@@ -169,8 +169,20 @@ def cut_greedy(padded: IntArray, rows: MaxRows) -> IntArray:
     start, count = 0, len(padded)
     while start < count:
         starts.append(start)
-        start += rows(padded.item(start))
+        taken = rows(padded.item(start))
+        if taken < 1:
+            _refuse_falling(padded[start])
+        start += taken
     return np.array(starts, dtype=np.int64)
+
+
+def _refuse_falling(length: IntArray) -> None:
+    """Raises where a sample does not fit alone, although none is longer than the longest one that does."""
+    words = " + ".join(f"{one:,}" for one in np.atleast_1d(length))
+    raise ValueError(
+        f"a batch of one sample of {words} tokens is beyond the limit, and one of a longer sample is not: a cost, or a peak of "
+        "memory, must never fall where lengths grow"
+    )
 
 
 def cut_wide(
@@ -196,7 +208,10 @@ def cut_wide(
         block = padded[start:end]
         so_far = np.maximum.accumulate(block, axis=0).tolist()
         taken = (ends[start:end] - filled).tolist()
-        start += bisect_left(range(len(block)), True, key=lambda at: rows(tuple(so_far[at])) < taken[at])
+        fit = bisect_left(range(len(block)), True, key=lambda at: rows(tuple(so_far[at])) < taken[at])
+        if not fit:
+            _refuse_falling(padded[start])
+        start += fit
     return np.array(starts, dtype=np.int64)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from inspect import signature
 from itertools import pairwise
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Final, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -254,18 +254,28 @@ def planned(policy: Policy, lengths: IntArray, units: IntArray | None = None) ->
     )
     if words:
         raise ValueError(f"{name}.plan does not fit the {len(lengths):,} samples that it was given: {words}")
-    return plan
+    return Plan(  # of arrays of its own: the policy may use its arrays again
+        np.array(plan.numbers),
+        np.array(plan.bounds),
+        np.array(plan.padded_lengths),
+        np.array(plan.padded_sizes),
+        plan.tokens,
+        plan.num_padded,
+    )
 
 
 def is_proven(policy: object) -> bool:
     """Whether its plans fit all samples by how they are made, as tests against brute force say: those of a policy of ours, unless
     it asks a function or an object of the user's, whose answers may change from call to call."""
     kind = type(policy)
-    if kind.__module__ == "builtins":
-        return not callable(policy)
+    if kind in _PLAIN:
+        return True
     return kind.__module__.startswith(f"{__package__}.") and all(
         map(is_proven, getattr(policy, "__dict__", {}).values())
     )
+
+
+_PLAIN: Final = frozenset({int, float, str, bool, type(None), tuple, list, dict})
 
 
 def longest_of_each(lengths: IntArray, numbers: IntArray, bounds: IntArray) -> IntArray:
