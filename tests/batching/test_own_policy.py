@@ -229,6 +229,15 @@ def test_a_policy_of_the_users_that_says_it_keeps_the_order_is_resumed_as_any_ot
             assert [batch["id"].tolist() for batch in batches.iter(state)] == whole[done:]
 
 
+def test_a_subclass_with_the_plan_of_a_fixed_size_keeps_the_order() -> None:
+    class Named(bf.FixedSize):
+        name = "mine"
+
+    found = [batch["id"].tolist() for batch in DATA.batch(Named(8, sort=False))]
+    assert found == [batch["id"].tolist() for batch in DATA.batch(bf.FixedSize(8, sort=False))]
+    assert found[0] == list(range(8))
+
+
 def test_a_policy_of_a_module_without_a_name_is_checked() -> None:
     names: dict[str, Any] = {"bf": bf}
     exec(

@@ -201,11 +201,11 @@ MESSAGES: list[tuple[Callable[[], Any], str]] = [
     (lambda: made(data(), 2, 6).loader(steps_per_epoch=3), "with samples_per_step an optimizer step has as many as it needs"),
     (
         lambda: list(made(data().units("key"), 3, 2)),
-        "a unit of 'key' has more samples than samples_per_step=2 (sample 0 of epoch 0)",
+        "a unit of 'key' has 3 samples, and samples_per_step=2 (sample 0 of epoch 0); no step may part it: filter it",
     ),
     (
         lambda: list(made(bf.from_iterable(ROWS).units("key"), 3, 2)),
-        "a unit of 'key' has more samples than samples_per_step=2 (iterable, row 0)",
+        "a unit of 'key' has more than 2 samples, and samples_per_step=2 (iterable, row 0); no step may part it",
     ),
     (lambda: list(made(bf.from_iterable(ROWS), 3, 6).shard(0, 2)), "cannot be divided among 2 ranks with samples_per_step"),
     (

@@ -156,7 +156,7 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
         samples.pack(16, rows=1),
         samples.pack(16, rows=2, micro_batches=2),
         r"pack.shuffle_batches was True when it was saved and is 'stratified' here; say shuffle_batches=True\. True means "
-        "'stratified' with micro_batches of 2 or more",
+        "'stratified' with micro_batches of 2 or more.* leave them out, as the run that saved this state did",
     ),
     "other weights": (
         bf.interleave_datasets([samples, samples], weights=[1, 2]),

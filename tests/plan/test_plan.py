@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -295,10 +295,14 @@ def test_a_plan_that_does_not_fit_its_samples_is_refused(changes: dict[str, Any]
         planned(Own(replace(WHOLE, **changes)), as_lengths([4, 2, 3]))
 
 
+def same(one: Plan, other: Plan) -> bool:
+    return all(np.array_equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(Plan))
+
+
 def test_a_plan_that_fits_is_taken() -> None:
     rows = Plan.of([4, 2, 3], [[0, 2], [1]], padded_lengths=[8, 8], padded_sizes=[1, 1])
     for plan in (WHOLE, Plan.of([4, 2, 3], [[1], [0, 2]], padded_lengths=[6, 9]), rows, Plan.of([], [])):
-        assert planned(Own(plan), as_lengths([4, 2, 3] if len(plan) else [])) is plan
+        assert same(planned(Own(plan), as_lengths([4, 2, 3] if len(plan) else [])), plan)
 
 
 def test_a_plan_of_pairs_holds_the_longest_of_each_length() -> None:
@@ -316,7 +320,7 @@ def test_what_is_not_checked_fits(policy: Policy, lengths: list[int]) -> None:
     assert is_proven(policy)
     assert is_proven(Rounded(policy, Rounding(pad_to_multiple_of=8)))
     taken = planned(policy, as_lengths(lengths))
-    assert planned(Own(taken, getattr(policy, "shapes", None)), as_lengths(lengths)) is taken
+    assert same(planned(Own(taken, getattr(policy, "shapes", None)), as_lengths(lengths)), taken)
 
 
 @given(of_pairs | of_two_sizes, pairs)
@@ -324,7 +328,7 @@ def test_what_is_not_checked_fits(policy: Policy, lengths: list[int]) -> None:
 def test_what_is_not_checked_fits_pairs(policy: Policy, pairs: list[tuple[int, int]]) -> None:
     assert is_proven(policy)
     taken = planned(policy, as_lengths(np.array(pairs, np.int64).reshape(-1, 2)))
-    assert planned(Own(taken), as_lengths(np.array(pairs, np.int64).reshape(-1, 2))) is taken
+    assert same(planned(Own(taken), as_lengths(np.array(pairs, np.int64).reshape(-1, 2))), taken)
 
 
 class Shorter(TokenBudget):

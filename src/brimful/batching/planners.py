@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,14 +154,11 @@ class ByPolicy(BatchPlanner):
 
     @property
     def sizing(self) -> Sizing:
-        own = (
-            self.policy if type(self.policy) is FixedSize else None
-        )  # the user's classes may make any batches of a window
-        in_order = own is not None and not own.sort
+        in_order = _keeps_order(self.policy)
         return Sizing(
             self._of_sides,
             needs_lengths=not in_order,
-            first_rows=own.n if own is not None and in_order else 0,
+            first_rows=cast(FixedSize, self.policy).n if in_order else 0,
             # where a sample above the largest bucket is left out, or alone, batches depend on where windows begin
             in_turn=in_order and (self.rounding is None or self.overlong in ("raise", "truncate")),
         )
@@ -422,6 +419,17 @@ class ByKey(BatchPlanner):
         count("dropped_tokens", tokens if name == "dropped" else 0)
 
 
+def _keeps_order(policy: Policy) -> bool:
+    """Whether its batches are the samples as they arrive, so many at a time. The user's own plan may have any, also that of a
+    subclass of `FixedSize`."""
+    plan = getattr(type(policy), "plan", None)
+    own = (getattr(plan, "__module__", ""), getattr(plan, "__qualname__", ""))
+    return own in _ARRIVING and not cast(FixedSize, policy).sort
+
+
+_ARRIVING: Final = [(f"{package}.budget", "FixedSize.plan") for package in ("brimful.plan", "brimful_plan")]
+
+
 def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: int = 1, sides: int = 1) -> Plan:
     lengths = longest_side(window.lengths) if sides > 1 else window.lengths
     try:
@@ -436,7 +444,11 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: i
         # what is refused for something else than its one length does not fit when it is cut
         longest = policy.max_length or error.max_length
         cuts = overlong != "truncate" and lengths.ndim == 1 and longest is not None and error.length > longest
-        ways = "'truncate' or 'drop'" if cuts else "'drop'"
+        whole = of_whole_sample(window)
+        if whole:
+            unit = f" {window.sizes[0]}" if window.sizes[0].isidentifier() else ""
+            words = words.replace(" tokens (", f"{unit} (", 1).replace("; truncate or filter it", "; filter it", 1)
+        ways = "'truncate' or 'drop'" if cuts and not whole else "'drop'"
         raise DataError(f"{words}{share}; or set overlong={ways} for such samples") from error
     tokens = counts.pop("dropped_tokens")
     if lengths is not window.lengths:

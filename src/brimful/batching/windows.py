@@ -25,7 +25,7 @@ from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat, Reread, next_unit, unit_begin
 from brimful.index.views import ChosenIndex, PromptedIndex, UnmaskedIndex
 from brimful.plan import OverlongError, Policy
-from brimful.plan.errors import DataError, warn_once
+from brimful.plan.errors import DataError, counted, warn_once
 from brimful.plan.once import once
 from brimful.plan.overlong import placeable
 from brimful.plan.window import rest_rows, window_ends, window_rows
@@ -299,7 +299,8 @@ class Planned(Windowed):
             if keeps and self.is_step and last != count:
                 last = unit_begin(index, rows, last)
                 if last <= first:
-                    raise unit_beyond_step(self, size, f"sample {first:,} of epoch {epoch:,}")
+                    beyond = next_unit(index, rows, first + 1, count) - first
+                    raise unit_beyond_step(self, size, f"sample {first:,} of epoch {epoch:,}", beyond)
             elif keeps:
                 last = next_unit(index, rows, last, count)
             number += 1
@@ -378,13 +379,14 @@ class Planned(Windowed):
         )  # no generator: a policy may raise StopIteration
 
 
-def unit_beyond_step(stage: Windowed, size: int, place: str) -> DataError:
-    """The error for a unit that has more samples than an optimizer step."""
+def unit_beyond_step(stage: Windowed, size: int, place: str, has: int | None = None) -> DataError:
+    """The error for a unit that has more samples than an optimizer step: so many, where that is known."""
     units = facts_of(stage).units
     assert units is not None
+    samples = f"{has:,} samples" if has else f"more than {counted(size, 'sample')}"
     return DataError(
-        f"a unit of {units.key!r} has more samples than samples_per_step={size:,} ({place}), and no step may part it; filter "
-        "it, or take more samples a step"
+        f"a unit of {units.key!r} has {samples}, and samples_per_step={size:,} ({place}); no step may part it: filter it, or "
+        "take more samples a step"
     )
 
 

@@ -160,12 +160,17 @@ _REMEDIES: Final = {
     "state of data sets without names fits these alone, in their order",
     "weights": "go on with the weights that saved it, or with these all the same by allow={'weights'}",
     "shuffle_batches": "say shuffle_batches={saved}. True means 'stratified' with micro_batches of 2 or more, and with "
-    "balance_cost over streams; else it means a random order, which fits only a run without them. Start a run whose "
-    "micro_batches may change with 'stratified'. (A BatchSampler of 1.0.0rc1 gave the order of True for both: go on with True)",
+    "balance_cost over streams",
     CHECKSUMS: "go on with the rows that saved it, or with these all the same by allow={'rows'}",
     "window": "use the pipeline that saved it. A state calls window='steps' 'auto', too",
 }
 """The remedy for a setting that differs, by its name."""
+
+_SHUFFLED: Final = (
+    ", and a random order without: leave them out, as the run that saved this state did. A run whose micro_batches may change "
+    "begins with 'stratified'. (A BatchSampler of 1.0.0rc1 gave the order of True for both: go on with True)"
+)
+"""Where True was saved."""
 
 _DIVIDED: Final = ("batch.policy.", "pack.rows")
 """Sizes that micro_batches divides, as they begin."""
@@ -211,6 +216,8 @@ def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> 
     found = header_difference(saved, ours, allow)
     if found is not None:
         remedy = _REMEDIES.get(found.kind, "use the pipeline that saved it").replace("{saved}", found.saved)
+        if found.kind == "shuffle_batches" and found.saved == "True":
+            remedy += _SHUFFLED
         if found.name.startswith(_DIVIDED):
             remedy += ". micro_batches=k counts here too: each of the k batches has a k-th of the size that you gave"
         raise of_setting(

@@ -251,6 +251,8 @@ class Slice(Reordered):
                     remedy = (
                         f"The unit has the samples {begin:,} to {end - 1:,}: {verb}({begin}) or {verb}({end}) would do"
                     )
+                    if facts_of(self).draws:
+                        remedy += f" in this epoch. A shuffle gives each epoch another order: {verb} before it"
                     raise parts_unit(self, f"{verb}({place})", f"sample {place:,}", remedy)
 
 
