@@ -209,7 +209,7 @@ class InNoOrder(Sorted):
     """Attributes of one that keeps the order of arrival, but it sorts."""
 
     sort = False
-    full_size = 4
+    n = 4
 
 
 @pytest.mark.parametrize(
@@ -227,6 +227,12 @@ def test_a_policy_of_the_users_that_says_it_keeps_the_order_is_resumed_as_any_ot
         for done, _ in enumerate(it, start=1):
             state = it.state_dict()
             assert [batch["id"].tolist() for batch in batches.iter(state)] == whole[done:]
+
+
+def test_drop_last_leaves_out_the_last_batch_of_a_policy_that_makes_others_than_it_says() -> None:
+    for policy in (Thirds(4), InNoOrder(7)):
+        found = [len(batch["id"]) for batch in DATA.batch(policy, window=200, drop_last=True)]
+        assert sum(found) == 200 - len(policy.plan([1] * 200).batches[-1])
 
 
 def test_a_subclass_with_the_plan_of_a_fixed_size_keeps_the_order() -> None:

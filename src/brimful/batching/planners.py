@@ -154,11 +154,12 @@ class ByPolicy(BatchPlanner):
 
     @property
     def sizing(self) -> Sizing:
-        in_order = _keeps_order(self.policy)
+        size = _fixed_size(self.policy)
+        in_order = size is not None and not cast(FixedSize, self.policy).sort
         return Sizing(
             self._of_sides,
             needs_lengths=not in_order,
-            first_rows=cast(FixedSize, self.policy).n if in_order else 0,
+            first_rows=size if size is not None and in_order else 0,
             # where a sample above the largest bucket is left out, or alone, batches depend on where windows begin
             in_turn=in_order and (self.rounding is None or self.overlong in ("raise", "truncate")),
         )
@@ -217,8 +218,7 @@ class ByPolicy(BatchPlanner):
 
     def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, or units stay together, all but the last cut of the epoch."""
-        policy = self.policy if batches.window.units is None else None
-        return _full(batches, getattr(policy, "full_size", None), last)
+        return _full(batches, _fixed_size(self.policy) if batches.window.units is None else None, last)
 
 
 @dataclass(frozen=True)
@@ -419,15 +419,15 @@ class ByKey(BatchPlanner):
         count("dropped_tokens", tokens if name == "dropped" else 0)
 
 
-def _keeps_order(policy: Policy) -> bool:
-    """Whether its batches are the samples as they arrive, so many at a time. The user's own plan may have any, also that of a
-    subclass of `FixedSize`."""
+def _fixed_size(policy: Policy) -> int | None:
+    """How many samples each batch but the last has, of a `FixedSize`. The user's own plan may have any batches, also that of a
+    subclass."""
     plan = getattr(type(policy), "plan", None)
     own = (getattr(plan, "__module__", ""), getattr(plan, "__qualname__", ""))
-    return own in _ARRIVING and not cast(FixedSize, policy).sort
+    return cast(FixedSize, policy).n if own in _OF_FIXED_SIZE else None
 
 
-_ARRIVING: Final = [(f"{package}.budget", "FixedSize.plan") for package in ("brimful.plan", "brimful_plan")]
+_OF_FIXED_SIZE: Final = [(f"{package}.budget", "FixedSize.plan") for package in ("brimful.plan", "brimful_plan")]
 
 
 def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: int = 1, sides: int = 1) -> Plan:

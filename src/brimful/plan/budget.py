@@ -76,16 +76,6 @@ class FixedSize:
             return plan_units(lengths, padded, lambda _: self.n, units, sort=False)
         return assemble(lengths, padded, np.arange(len(lengths)), np.arange(0, len(lengths), self.n))
 
-    @property
-    def full_size(self) -> int:
-        """How many samples each batch has but for the last.
-
-        Example:
-            >>> FixedSize(2).full_size
-            2
-        """
-        return self.n
-
     def divided(self, parts: int) -> FixedSize:
         """The policy of each of the `parts` batches of an optimizer step.
 
