@@ -198,6 +198,7 @@ MESSAGES: list[tuple[Callable[[Any], Any], str]] = [
         "samples 3 to 5: take(3) or take(6) would do",
     ),
     (lambda path: list(one().units("key")[2:]), "skip(2) parts a unit of 'key'"),
+    (lambda path: list(one().units("key").shuffle(7).skip(1)), "skip(1) parts a unit of 'key' at sample 1"),
     (
         lambda path: list(one().units("key").shuffle(7).skip(1)),
         "in this epoch. A shuffle gives each epoch another order: skip before it",

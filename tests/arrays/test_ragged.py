@@ -693,9 +693,9 @@ def test_what_would_lose_its_mask_or_its_shapes_is_refused_with_the_remedy(value
         list(bf.from_sequence([{"x": value}]))
     with pytest.raises(bf.StageError, match=words):
         list(bf.from_sequence([{}, {}]).map(lambda _: {"x": value}))
-    first = [{"x": np.arange(3)}] * 3
-    with pytest.raises(bf.StageError, match=words):
-        list(bf.from_sequence([*first, {"x": value}]).map(lambda sample: sample))
+    for first in (np.arange(3), [1, 2, 3]):
+        with pytest.raises(bf.StageError, match=words):
+            list(bf.from_sequence([*[{"x": first}] * 3, {"x": value}]).map(lambda sample: sample))
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.list_(pa.float32(), 2)), bf.array_type("float32", (None, None))])

@@ -154,12 +154,12 @@ class ByPolicy(BatchPlanner):
 
     @property
     def sizing(self) -> Sizing:
-        size = _fixed_size(self.policy)
-        in_order = size is not None and not cast(FixedSize, self.policy).sort
+        fixed = _fixed_size(self.policy)
+        in_order = fixed is not None and not fixed.sort
         return Sizing(
             self._of_sides,
             needs_lengths=not in_order,
-            first_rows=size if size is not None and in_order else 0,
+            first_rows=0 if fixed is None or fixed.sort else fixed.n,
             # where a sample above the largest bucket is left out, or alone, batches depend on where windows begin
             in_turn=in_order and (self.rounding is None or self.overlong in ("raise", "truncate")),
         )
@@ -218,7 +218,8 @@ class ByPolicy(BatchPlanner):
 
     def complete(self, batches: PlannedWindow, last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, or units stay together, all but the last cut of the epoch."""
-        return _full(batches, _fixed_size(self.policy) if batches.window.units is None else None, last)
+        fixed = _fixed_size(self.policy) if batches.window.units is None else None
+        return _full(batches, None if fixed is None else fixed.n, last)
 
 
 @dataclass(frozen=True)
@@ -419,12 +420,11 @@ class ByKey(BatchPlanner):
         count("dropped_tokens", tokens if name == "dropped" else 0)
 
 
-def _fixed_size(policy: Policy) -> int | None:
-    """How many samples each batch but the last has, of a `FixedSize`. The user's own plan may have any batches, also that of a
-    subclass."""
+def _fixed_size(policy: Policy) -> FixedSize | None:
+    """The policy, where it plans as `FixedSize` does. The user's own plan may have any batches, also that of a subclass."""
     plan = getattr(type(policy), "plan", None)
     own = (getattr(plan, "__module__", ""), getattr(plan, "__qualname__", ""))
-    return cast(FixedSize, policy).n if own in _OF_FIXED_SIZE else None
+    return cast(FixedSize, policy) if own in _OF_FIXED_SIZE else None
 
 
 _OF_FIXED_SIZE: Final = [(f"{package}.budget", "FixedSize.plan") for package in ("brimful.plan", "brimful_plan")]

@@ -267,8 +267,8 @@ class _HandedOnInTurn:
 
 @dataclass(frozen=True)
 class Batched(Stage[Batch]):
-    """The batches of planned windows, one by one, also of rows that are fetched one by one in their `whole_windows`. State:
-    that of the windows."""
+    """The batches of planned windows, one by one. Those of rows that are fetched one by one have a window of their own rows, but
+    for `whole_windows`. State: that of the windows."""
 
     verb = ""
 

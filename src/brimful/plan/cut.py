@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .errors import counted
+from .errors import counted, plus
 from .overlong import refuse_sums, refuse_units
 from .plan import IntArray, Plan
 from .units import units_of
@@ -85,7 +85,7 @@ def plan_units(
         own,
         own.counts <= at_most,
         lambda unit: (
-            f"is padded to {' + '.join(f'{n:,}' for n in np.atleast_1d(longest[unit]))} tokens, and cannot fit a batch of that "
+            f"is padded to {plus(longest[unit])} tokens, and cannot fit a batch of that "
             f"length, which has at most {counted(int(at_most[unit]), 'sample')}"
         ),
         "raise the budget",
@@ -171,17 +171,16 @@ def cut_greedy(padded: IntArray, rows: MaxRows) -> IntArray:
         starts.append(start)
         taken = rows(padded.item(start))
         if taken < 1:
-            _refuse_falling(padded[start])
+            raise _falling(padded[start])
         start += taken
     return np.array(starts, dtype=np.int64)
 
 
-def _refuse_falling(length: IntArray) -> None:
-    """Raises where a sample does not fit alone, although none is longer than the longest one that does."""
-    words = " + ".join(f"{one:,}" for one in np.atleast_1d(length))
-    raise ValueError(
-        f"a batch of one sample of {words} tokens is beyond the limit, and one of a longer sample is not: a cost, or a peak of "
-        "memory, must never fall where lengths grow"
+def _falling(length: IntArray) -> ValueError:
+    """The error for a sample that does not fit alone, although it is no longer than the longest one that does."""
+    return ValueError(
+        f"a batch of one sample of {plus(length)} tokens is beyond the limit, and one of a longer sample is not: a cost, or a "
+        "peak of memory, must never fall where lengths grow"
     )
 
 
@@ -210,7 +209,7 @@ def cut_wide(
         taken = (ends[start:end] - filled).tolist()
         fit = bisect_left(range(len(block)), True, key=lambda at: rows(tuple(so_far[at])) < taken[at])
         if not fit:
-            _refuse_falling(padded[start])
+            raise _falling(padded[start])
         start += fit
     return np.array(starts, dtype=np.int64)
 

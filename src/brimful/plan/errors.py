@@ -337,6 +337,15 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
+def plus(lengths: Any) -> str:
+    """A length in words, or several.
+
+    >>> plus(1_024), plus([3, 4])
+    ('1,024', '3 + 4')
+    """
+    return " + ".join(f"{length:,}" for length in np.atleast_1d(lengths))
+
+
 def name_of(fn: Any) -> str:
     """The name of a user's function in messages."""
     return str(getattr(fn, "__name__", type(fn).__name__))

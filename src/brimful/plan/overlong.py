@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .buckets import Rounding
-from .errors import OverlongError, counted, integer, of_setting, one_of
+from .errors import OverlongError, counted, integer, of_setting, one_of, plus
 from .plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
 from .units import UnitSpans, units_of, whole
 
@@ -44,7 +44,7 @@ def refuse_overlong(
     if fits.all():
         return
     samples = np.flatnonzero(~fits).tolist()
-    tokens = " + ".join(f"{length:,}" for length in np.atleast_1d(lengths[samples[0]]))
+    tokens = plus(lengths[samples[0]])
     error = OverlongError(
         f"a sample of {tokens} tokens (sample {samples[0]:,}) cannot fit {limit}; truncate or filter it, or {remedy}",
         sample=samples[0],

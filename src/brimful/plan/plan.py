@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import as_overlong
+from .errors import as_overlong, plus
 from .once import once
 from .units import parted
 
@@ -420,9 +420,7 @@ def _too_small(plan: Plan, lengths: IntArray) -> str:
     longest = longest_of_each(lengths, plan.numbers, plan.bounds)
     if (longest > plan.padded_lengths).any():
         batch = int(np.argwhere(longest > plan.padded_lengths)[0, 0])
-        padded, needed = (
-            " + ".join(f"{n:,}" for n in np.atleast_1d(each[batch])) for each in (plan.padded_lengths, longest)
-        )
+        padded, needed = plus(plan.padded_lengths[batch]), plus(longest[batch])
         return f"batch {batch:,} is padded to {padded} tokens, and its longest sample has {needed}; pad it to {needed} at least"
     sizes, slots = np.diff(plan.bounds), widths(plan.padded_lengths, plan.num_padded) * plan.padded_sizes
     if (plan.padded_sizes < sizes).any():

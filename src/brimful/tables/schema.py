@@ -110,17 +110,18 @@ def as_column(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Arra
 def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     if kind is not None and is_json(kind):
         return as_json_column(json_of(values, strict=False), kind)
+    types = {*map(type, values)}
+    if np.ma.MaskedArray in types:
+        raise pa.ArrowInvalid(_MASKED)
     if kind is None and has_objects(values):
         with suppress(pa.ArrowInvalid):
             return json_of(values)
         refuse_nested(values)
-    elif kind is not None and dict in {*map(type, values)}:
+    elif kind is not None and dict in types:
         refuse_nested(values)
     first = next((value for value in values if value is not None), None)
     if not _is_array(first) and not isinstance(kind, pa.FixedShapeTensorType | RaggedArrayType):
         return _plain(values, kind)
-    if any(isinstance(value, np.ma.MaskedArray) for value in values):
-        raise pa.ArrowInvalid(_MASKED)
     arrays = [None if value is None else np.asarray(value) for value in values]
     kinds = {(array.ndim, array.dtype.kind in "biuf") for array in arrays if array is not None}
     if kinds == {(0, True)}:
