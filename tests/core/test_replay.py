@@ -151,7 +151,12 @@ chains = st.lists(
     max_size=3,
 )
 ends = st.sampled_from(
-    [lambda data: data, lambda data: data.batch(4, window=9), lambda data: data.batch_by_tokens(20, window=30)]
+    [
+        lambda data: data,
+        lambda data: data.batch(4, window=9),
+        lambda data: data.batch_by_tokens(20, window=30),
+        lambda data: data.batch_by_tokens(20, window="steps", micro_batches=2),
+    ]
 )
 shares = st.tuples(*[st.sampled_from([0.5, 1, 2, 3, 10])] * 4)
 
@@ -161,9 +166,9 @@ def whole_block(block: Any) -> Any:
 
 
 @examples(25)
-@given(chains, ends, shares, shares, st.sampled_from([1, 3, 8, 30]), st.integers(0, 60), st.integers(0, 30))
+@given(chains, ends, shares, shares, shares, st.sampled_from([1, 3, 8, 30]), st.integers(0, 60), st.integers(0, 30))
 def test_other_weights_in_any_chain(
-    chain: list[Any], end: Any, before: Weights, after: Weights, rows: int, place: int, hop: int
+    chain: list[Any], end: Any, before: Weights, after: Weights, last: Weights, rows: int, place: int, hop: int
 ) -> None:
     def made(weights: Weights) -> Any:
         data: Any = nested(weights)
@@ -175,10 +180,12 @@ def test_other_weights_in_any_chain(
         items, states = run(made(before).iter())
         place = min(place, len(items))
         rest, later = run(made(after).iter(states[place], allow={"weights"}))
-        found = Counter(token for item in items[:place] + rest for token in item)
-        assert found == Counter(token for item in items for token in item)
+        wanted = Counter(token for item in items for token in item)
+        assert Counter(token for item in items[:place] + rest for token in item) == wanted
         hop = min(hop, len(rest))
         assert run(made(after).iter(later[hop]))[0] == rest[hop:]
+        end_of_all, _ = run(made(last).iter(later[hop], allow={"weights"}))
+        assert Counter(token for item in items[:place] + rest[:hop] + end_of_all for token in item) == wanted
 
 
 def test_the_block_at_hand_keeps_its_weights_and_the_shares_count_from_there() -> None:
@@ -225,6 +232,22 @@ def test_weights_may_change_again_while_those_before_still_hold() -> None:
                 check_each_once(items[:place] + rest[:hop] + last, 2, ordered=False)
                 again, _ = run(make((3, 1)).iter(states_of_last[2]))
                 assert again == last[2:]
+
+
+def test_weights_change_again_before_an_end_that_was_read_already() -> None:
+    """The size of the first window follows from all rows here, so these must come again; a later window follows from its own."""
+
+    def made(weights: Weights) -> bf.Batches:
+        return mixture(weights).batch_by_tokens(24, window="steps", micro_batches=2)
+
+    with draw.small(8):
+        items, states = run(made((1, 6)).iter())
+        rest, later = run(made((1, 2)).iter(states[1], allow={"weights"}))
+        for hop, state in enumerate(later):
+            last, states_of_last = run(made((1, 3)).iter(state, allow={"weights"}))
+            check_each_once(items[:1] + rest[:hop] + last, 2, ordered=False)
+            again, _ = run(made((1, 3)).iter(states_of_last[len(last) // 2]))
+            assert again == last[len(last) // 2 :]
 
 
 def test_a_state_of_unchanged_weights_is_as_long_as_before() -> None:

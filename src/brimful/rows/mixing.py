@@ -243,6 +243,13 @@ def _weights_in(one: Mapping[str, Any], keys: Sequence[str]) -> tuple[float, ...
     return Schedule(tuple(Segment(start, of(values)) for start, values in one["points"]), "samples", one["between"])
 
 
+def _ending_at(until: int, one: dict[str, Any]) -> dict[str, Any]:
+    """The same weights up to there at most: an epoch that ended with them later does not end there."""
+    if one["until"] <= until:
+        return one
+    return {name: value for name, value in one.items() if name != "ends"} | {"until": until}
+
+
 class _WeightsNow:
     """Which weights hold, and what each source is owed since they do.
 
@@ -320,7 +327,7 @@ class _WeightsNow:
     def before(self, since: int, until: int, ends: bool) -> list[dict[str, Any]]:
         """What a state says of these weights between two counts of what is served, where others are to follow; `ends`: the epoch
         ends there."""
-        found = [{**one, "until": min(one["until"], until)} for one in self._before if one["until"] > since]
+        found = [_ending_at(until, one) for one in self._before if one["until"] > since]
         if not found or found[-1]["until"] < until:
             found.append({"until": until, **_as_json(self._own, self._keys)})
         if ends:
