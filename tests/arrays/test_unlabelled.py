@@ -335,6 +335,22 @@ def test_a_cut_sample_is_batched_as_if_it_had_been_written_so(way, name, side, t
             assert [plain(batch) for batch in batches] == wanted, source
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("side", ["right", "left", "middle"])
+def test_packing_makes_no_label_of_a_token_before_which_some_were_left_out(side, most, tmp_path):
+    rows = [{"input_ids": row["input_ids"]} for row in long_rows("labels")]
+    for source, data in sources(rows, tmp_path / "rows").items():
+        how = {"rows": 2, "window": 7, "overlong": "truncate", "truncate_side": side, "micro_batches": 2}
+        made = [*data.pack(most, **how)]
+        given = [*data.causal_labels().cache().pack(most, **how)]
+        assert [plain(batch) for batch in made] == [plain(batch) for batch in given], source
+        for one, other in zip(made, given, strict=True):
+            assert int(one["num_items_in_batch"]) == int(other["num_items_in_batch"]), source
+        assert sum(int((batch["labels"] != -100).sum()) for batch in made) == sum(
+            int(batch["num_items_in_batch"]) for batch in made if batch["ends_step"]
+        )
+
+
 def test_the_end_is_left_out_as_before():
     rows = long_rows("labels")
     data = bf.from_sequence(rows)

@@ -600,6 +600,46 @@ def test_parts_of_labels_that_count_as_one_a_sample_give_the_token_mean_of_the_w
     assert weight.grad.item() == pytest.approx(sum(one for row in labels for one in row if one != -100) / 3)
 
 
+def by_lengths(part: dict[str, Any]) -> float:
+    return float(part["lengths"].sum())
+
+
+@pytest.mark.parametrize(
+    "weigh", ["auto", "tokens", "samples", "sum", by_lengths], ids=["auto", "tokens", "samples", "sum", "fn"]
+)
+@pytest.mark.parametrize("options", [{}, {"sample_weight_column": "w"}, {"layout": "nested"}], ids=str)
+def test_parts_of_a_mean_over_samples_that_nobody_counted_give_that_of_the_whole(options: Any, weigh: Any) -> None:
+    """Samples have different numbers of labels, and the last one has none. Nothing in the batch says how many it has."""
+    samples = [{"input_ids": [*range(1, length + 1)], "w": 0.5 + length % 3} for length in (8, 2, 5, 3, 6, 1)]
+    (batch,) = bf.from_sequence(samples).causal_labels().batch(len(samples), **options)
+    assert not [name for name in batch if name.startswith(("num_", "sum_"))]
+    weights, device = torch.ones(VOCABULARY, dtype=torch.float64, requires_grad=True), SimulatedOOM(10**6)
+
+    def step(batch: dict[str, Any], scale: float) -> Tensor:
+        ids = batch["input_ids"]
+        device.check(torch.ones(len(ids), 1))
+        losses = (
+            torch.nested.nested_tensor_from_jagged(weights[ids.values()], ids.offsets())
+            if ids.is_nested
+            else weights[ids]
+        )
+        loss = bf.sample_mean(losses, batch)
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    whole = step(batch, 1.0)
+    assert weights.grad is not None
+    wanted, weights.grad = weights.grad, None
+    device.limit = 2
+    guard = oom_guard(step, parameters=[weights], weigh=weigh)
+    assert guard(batch).item() == pytest.approx(whole.item(), abs=1e-12)
+    assert guard.stats.parts > 2
+    assert weights.grad is not None
+    assert (weights.grad - wanted).abs().max() < 1e-12
+    device.limit = 10**6
+    assert step(batch, 1.0).item() == whole.item(), "a batch outside of the guard counts its own"
+
+
 @pytest.mark.parametrize("labels", [[1.5, -100.0, 2.5], [[1.0], [-100.0], [-100.0]], [-100.0] * 3], ids=str)
 def test_a_fraction_of_minus_100_is_a_label_as_any_other(labels: Any) -> None:
     weight, device = torch.ones((), dtype=torch.float64, requires_grad=True), SimulatedOOM(1)

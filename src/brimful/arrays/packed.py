@@ -98,7 +98,8 @@ class PackedLayout(Layout):
         if not _rows_of(batch.plan, columns).may_hide_labels or window.num_labels(tokens) is not None:
             return
         assert pieces is not None
-        counted = int((pieces.lengths - (pieces.lengths > 0)).sum())
+        after_gaps = 0 if window.gaps is None else int((window.gaps[batch.numbers] > 0).sum())
+        counted = int((pieces.lengths - (pieces.lengths > 0)).sum()) - after_gaps
         if counted != (made := int((item[LABELS] != NOT_TRAINED_ON).sum())):
             raise DataError(
                 f"packing makes {made:,} labels of {tokens!r}, and {number} counts {counted:,}: the other tokens are "
@@ -159,6 +160,10 @@ class _PackedRows:
             if one.name != MASK
         }
         self._slots = np.arange(slots)
+        self._seams = np.empty(0, np.int64)  # the slots before which tokens of a sample were left out
+        if plan.window.gaps is not None:
+            heads = np.where(segments.padding, 0, plan.window.gaps[plan.numbers[segments.pieces]])
+            self._seams = (firsts + heads)[heads > 0]
         made_of = columns.given[:1] if loss_labels([one.name for one in columns.all]) is None else ()
         self.may_hide_labels = any(one.name in made_of and one.values.dtype.kind != "u" for one in tokenwise)
         sizes = plan.sizes if plan.sizes.ndim == 1 else plan.sizes[:, 0]
@@ -219,6 +224,8 @@ class _PackedRows:
             tokens = np.roll(made[SHIFTED][0], 1) if SHIFTED in made else made[columns.given[0]][0]
             labels = tokens.astype(held_in(tokens.dtype, ignored, np.dtype(np.int64)))
             labels[gaps] = ignored
+            low, high = np.searchsorted(self._seams, [before, before + slots])
+            labels[self._seams[low:high] - before] = ignored
             made[LABELS] = labels, columns.type_of(LABELS, labels)
         if LABELS in made:
             made[LABELS][0][starts] = ignored

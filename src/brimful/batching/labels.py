@@ -163,6 +163,7 @@ def counted(batches: PlannedWindow, follow: LabelsFollow, rows: bool = False) ->
         return Labelled(given, edges)
 
     each = count(batches.numbers, *_kept(batches, slice(None), labels.aligned_with))
+    each = _without_gaps(each, window, batches.numbers) if is_made else each
     has = _as_they_lie(each, packs) > 0
     given, edges, samples = (batches.sums(one).tolist() for one in (*each, has))
     if not follow.weighs:
@@ -194,6 +195,11 @@ def loss_weights(batch: Batch, follow: LabelsFollow) -> NDArray[np.float64] | No
     elif plan.left_out is not None:
         weights[plan.left_out[span]] = 0
     return weights
+
+
+def _without_gaps(labels: Labelled, window: PlanningWindow, numbers: IntArray) -> Labelled:
+    """Labels that packing makes, less those of tokens before which some were left out: nothing there predicts them."""
+    return labels if window.gaps is None else labels._replace(given=labels.given - (window.gaps[numbers] > 0))
 
 
 def _as_they_lie(labels: Labelled, packs: bool) -> IntArray:
@@ -257,6 +263,7 @@ def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
     if batch.weight == 0:
         return NumLabels(0, 0)
     each = count(batch.numbers, *_kept(batch.plan, batch.span, labels.aligned_with))
+    each = _without_gaps(each, window, batch.numbers) if labels.name not in (LABELS, SHIFTED) else each
     has = _as_they_lie(each, packs) > 0
     given, edges, samples = (int(one.sum()) for one in (*each, has))
     weights = loss_weights(batch, follow)

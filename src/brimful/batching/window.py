@@ -55,6 +55,8 @@ class PlanningWindow:
         texts_at: gives the text of rows of the data set, which windows do not hold; None where the rows have none.
         sizes: the names of the d lengths, where there are several, or one that is not the length of a list of tokens.
         units: a number for each sample, int64 (n,): neighbours with equal ones stay together; None: each by itself.
+        gaps: how many tokens of each sample lie before those that are left out of its middle, int64 (n,), 0 where none are; None:
+            of no sample.
     """
 
     epoch: int
@@ -69,6 +71,7 @@ class PlanningWindow:
     turn: InTurn | None = None
     sizes: tuple[str, ...] = ()
     units: IntArray | None = None
+    gaps: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -125,23 +128,30 @@ class PlanningWindow:
 
     def select(self, numbers: IntArray) -> PlanningWindow:
         """The window as far as some of its samples go, so that no other rows are located."""
-        whole, units = (None if one is None else one[numbers] for one in (self.whole, self.units))
-        return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers], whole=whole, units=units)
+        lengths, samples = self.lengths[numbers], self.samples[numbers]
+        each = (self.whole, self.units, self.gaps)
+        whole, units, gaps = (None if one is None else one[numbers] for one in each)
+        return replace(self, lengths=lengths, samples=samples, whole=whole, units=units, gaps=gaps)
 
     def truncated(self, columns: tuple[tuple[str, ...], ...], most: int, side: TruncateSide) -> PlanningWindow:
         """The window with at most `most` tokens of each sample: what users give `truncate_side` for."""
         lengths = np.minimum(self.lengths, most)
         if (lengths == self.lengths).all():
             return self
+        gaps = None
+        if side == "middle":
+            cut, kept = ((one if one.ndim == 1 else one[:, 0]) for one in (lengths < self.lengths, lengths))
+            gaps = np.where(cut & (kept > 1), kept - kept // 2, 0)
+        new = replace(self, lengths=lengths, whole=self.lengths, gaps=gaps)
         if self.index is not None:
             index = TruncatedIndex(self.index, columns, most, side)
-            return replace(self, lengths=lengths, locate=index.locate, index=index, whole=self.lengths)
+            return replace(new, locate=index.locate, index=index)
 
         def locate(numbers: IntArray) -> tuple[Block, IntArray]:
             block, rows = self.locate(numbers)
             return truncated(block.take(array_of(rows)), columns, most, side), np.arange(len(rows))
 
-        return replace(self, lengths=lengths, locate=locate, whole=self.lengths)
+        return replace(new, locate=locate)
 
     @property
     def whole_lengths(self) -> IntArray:

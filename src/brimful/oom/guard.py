@@ -18,6 +18,7 @@ from brimful.oom.modules import Buffers, modules_of_process
 from brimful.oom.parts import joined, splittable
 from brimful.oom.weights import Weigh, Weights
 from brimful.plan.errors import RankError, function, name_of, one_of, other_signature
+from brimful.tensors.loss import part_of
 from brimful.tensors.structures import mapped
 
 Distributed = Literal["ddp", "fsdp"]
@@ -63,7 +64,7 @@ def oom_guard(
             a list of samples, has `labels` that are integers, else "samples". If it has `shift_labels`, the guard counts
             all of these. Labels inside of a nested dict or tuple need a function: the guard refuses the batch. It does
             so too where labels of tokens may stand in a tuple without a name. Each part gets its share of
-            num_items_in_batch and num_items_on_rank, so "auto" fits a mean and `bf.token_mean`.
+            num_items_in_batch and num_items_on_rank, so "auto" fits a mean, `bf.token_mean` and `bf.sample_mean`.
             Rows count by their `sample_weights`, whatever their labels are: a copy that fills up a static shape has 0.
         distributed: how gradients are reduced, at a world size above 1. "ddp": steps run under `no_sync()`, and you
             reduce the gradients once, after the guard. Each rank splits by itself, so the step must not communicate
@@ -179,18 +180,24 @@ class OomGuard(GuardedCall):
 
         reducing = self._modules.reducing() if self._distributed == "ddp" and _world_size() > 1 else ()
         with _watched(reducing):
-            result = self._runner.run(whole, lambda parts: self._run(parts, weigh), undo)
+            result = self._runner.run(whole, lambda parts: self._run(batch, parts, weigh), undo)
         buffers.note()
         return result
 
-    def _run(self, parts: Sequence[Any], weigh: Callable[[Any], float] | None) -> Any:
+    def _run(self, batch: Any, parts: Sequence[Any], weigh: Callable[[Any], float] | None) -> Any:
         if len(parts) == 1:
             return self._step(parts[0], 1.0)
         shares = [1.0] * len(parts) if weigh is None else _shares([weigh(part) for part in parts])
         # a mean over no token is NaN, and stays it times 0; but under FSDP the other ranks run as many parts
         kept = [(part, share) for part, share in zip(parts, shares) if share or self._distributed == "fsdp"]
-        # without the graph, which would stay in memory through the parts that follow
-        results = [mapped(self._step(self._weights.part(part, share), share), Tensor.detach) for part, share in kept]
+        results = []
+        for part, share in kept:
+            with part_of(batch, part, share):
+                result = self._step(self._weights.part(part, share), share)
+            results.append(
+                mapped(result, Tensor.detach)
+            )  # its graph would stay in memory through the parts that follow
+            del result
         return combined(results, [share for _, share in kept], len(kept) == len(parts), name_of(self._step))
 
 

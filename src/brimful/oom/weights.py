@@ -16,7 +16,7 @@ from brimful.core.own_keys import COUNTS, NUM_ITEMS, WEIGHTS
 from brimful.oom.parts import splittable
 from brimful.plan.errors import finite, logger, one_of
 from brimful.tables.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, loss_labels
-from brimful.tensors.loss import are_classes
+from brimful.tensors.loss import are_classes, times
 from brimful.tensors.structures import with_values
 
 Weigh: TypeAlias = Literal["auto", "tokens", "next_tokens", "samples", "sum"] | Callable[[Any], float]
@@ -81,7 +81,7 @@ class Weights:
         if self._weigh != "auto" or not share:
             return part
         columns = columns_of(part)
-        new = {name: _times(columns[name], share) for name in COUNTS if columns.get(name) is not None}
+        new = {name: times(columns[name], share) for name in COUNTS if columns.get(name) is not None}
         if not new:
             return part
         return with_values(part, new) if isinstance(part, Mapping) else part._replace(**new)
@@ -117,12 +117,6 @@ def _row_weights(part: Any) -> Tensor | None:
     """What each row counts for, (B,); None where nothing says it, and each counts for 1."""
     found = columns_of(part).get(WEIGHTS)
     return None if found is None else torch.as_tensor(found)
-
-
-def _times(number: Any, share: float) -> Any:
-    if isinstance(number, Tensor):  # as precisely as can be: shares are seldom whole
-        number = number.to(torch.float32 if number.device.type == "mps" else torch.float64)
-    return number * share
 
 
 def columns_of(batch: Any) -> Mapping[Any, Any]:

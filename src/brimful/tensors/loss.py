@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -158,20 +160,25 @@ def sample_mean(token_losses: torch.Tensor, batch: Mapping[str, Any], *, process
         )
     means, has = _sample_means(token_losses, batch)
     rows = rows_that_count(batch)
-    counts = has if isinstance(rows, bool) else has & rows.to(has.device)
-    weights = batch.get(LOSS_WEIGHTS)
-    if weights is not None:
-        weights = torch.as_tensor(weights).to(means)
-        if weights.shape != means.shape:
-            raise ValueError(
-                f"the losses are those of {len(means):,} samples, and {LOSS_WEIGHTS} has {weights.numel():,} weights: give "
-                "sample_mean the losses of the whole batch, and the batch as it came"
-            )
+    counts = _that_count(has, rows)
+    weights = _loss_weights(batch, means)
+    if weights is not None and weights.shape != means.shape:
+        raise ValueError(
+            f"the losses are those of {len(means):,} samples, and {LOSS_WEIGHTS} has {weights.numel():,} weights: give "
+            "sample_mean the losses of the whole batch, and the batch as it came"
+        )
 
     def own() -> torch.Tensor:
         if rows is False:
             return torch.zeros((), device=means.device, dtype=torch.int64 if weights is None else means.dtype)
-        return counts.sum() if weights is None else torch.where(counts, weights, 0).sum()
+        part = _HERE.part
+        if part is None or len(_labels_of_samples(part, _labels(part)[1])) != len(has):
+            return _total(counts, weights)
+        whole = _HERE.whole
+        has_label = _labels_of_samples(whole, _labels(whole)[1]) > 0
+        of_whole = _total(_that_count(has_label, rows_that_count(whole)), _loss_weights(whole, means))
+        shared: torch.Tensor = times(of_whole, _HERE.share)
+        return shared
 
     names = NUM_SAMPLES if weights is None else SUM_OF_WEIGHTS
     world_size, count = _counted(batch, names, own, means, process_group)
@@ -179,6 +186,37 @@ def sample_mean(token_losses: torch.Tensor, batch: Mapping[str, Any], *, process
         return nothing(token_losses.values() if token_losses.is_nested else token_losses)
     total = torch.where(counts, means if weights is None else means * weights, 0).sum()
     return total * world_size / count.to(total.dtype)
+
+
+class _Here(threading.local):
+    """The batch that this thread runs in parts, the part at hand, and its share in the batch; None: it runs batches whole."""
+
+    whole: Mapping[str, Any]
+    part: Mapping[str, Any] | None = None
+    share: float
+
+
+_HERE: Final = _Here()
+
+
+@contextmanager
+def part_of(whole: Any, part: Any, share: float) -> Iterator[None]:
+    """Within, the loss of a part is multiplied by its share. So a mean over samples that nobody has counted divides by that share
+    of those of the whole batch, whatever the share counts."""
+    counted = isinstance(whole, Mapping) and isinstance(part, Mapping) and loss_labels(part) is not None
+    _HERE.whole, _HERE.part, _HERE.share = whole, part if counted else None, share
+    try:
+        yield
+    finally:
+        _HERE.part = None
+        del _HERE.whole
+
+
+def times(number: Any, share: float) -> Any:
+    """A share of a number of labels or samples: as precise as can be, since it is seldom whole."""
+    if isinstance(number, torch.Tensor):
+        number = number.to(torch.float32 if number.device.type == "mps" else torch.float64)
+    return number * share
 
 
 _WORDS: Final = {
@@ -228,12 +266,7 @@ def _counted(
 
 def _sample_means(losses: torch.Tensor, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean loss of each sample, or piece, over its labels, 0 where it has none; and whether it has one, bool, (n,) each."""
-    name = loss_labels(batch)
-    labels = None if name is None else batch[name]
-    if not isinstance(labels, torch.Tensor):
-        raise ValueError(
-            f"sample_mean needs labels, a tensor, in the batch (got {', '.join(map(str, batch)) or 'none'})"
-        )
+    name, labels = _labels(batch)
     a_sample = losses.dim() == 1
     if not a_sample and (
         losses.is_nested != labels.is_nested or (not losses.is_nested and losses.shape != labels.shape)
@@ -243,39 +276,75 @@ def _sample_means(losses: torch.Tensor, batch: Mapping[str, Any]) -> tuple[torch
             f"token_losses must lie as {name!r} does, {shapes[1]} (got {shapes[0]}). Use reduction='none'. If the model predicts "
             "the next token, put a column of zeros before the losses: torch.nn.functional.pad(losses, (1, 0))"
         )
-    classes = are_classes(labels)
-    if not a_sample and not classes:
+    if not a_sample and not are_classes(labels):
         raise ValueError(
             f"{name!r} are {labels.dtype}, not one integer a token, so nobody can tell them from padding. Give sample_mean the "
             "mean loss of each sample, (B,)"
         )
+    counts = _labels_of_samples(batch, labels)
     sums = losses
-    if labels.is_nested:
+    if a_sample:
+        pass
+    elif labels.is_nested:
         jagged: Any = labels
-        values, offsets = jagged.values(), jagged.offsets()
-        counts = _runs(values != NOT_TRAINED_ON, offsets) if classes else offsets.diff()
-        if not a_sample:
-            flat = losses.values()
-            if len(flat) != len(values):
-                raise ValueError(
-                    f"token_losses has {len(flat):,} values and {name!r} has {len(values):,}; give a loss for each label"
-                )
-            sums = _runs(torch.where(values != NOT_TRAINED_ON, flat, 0), offsets)
-    elif "segment_ids" in batch and labels.shape == batch["segment_ids"].shape:
-        counts = _of_pieces(labels != NOT_TRAINED_ON, batch)
-        if not a_sample:
-            sums = _of_pieces(torch.where(labels != NOT_TRAINED_ON, losses, 0), batch)
+        values, flat = jagged.values(), losses.values()
+        if len(flat) != len(values):
+            raise ValueError(
+                f"token_losses has {len(flat):,} values and {name!r} has {len(values):,}; give a loss for each label"
+            )
+        sums = _runs(torch.where(values != NOT_TRAINED_ON, flat, 0), jagged.offsets())
     else:
-        asked = (labels != NOT_TRAINED_ON) if classes else torch.ones_like(labels, dtype=torch.bool)
-        counts = asked.flatten(1).sum(1) if asked.dim() > 1 else asked
-        if not a_sample:
-            sums = torch.where(asked, losses, 0).flatten(1).sum(1)
+        kept = torch.where(labels != NOT_TRAINED_ON, losses, 0)
+        sums = _of_pieces(kept, batch) if _is_packed(batch, labels) else kept.flatten(1).sum(1)
     if len(sums) != len(counts):
         raise ValueError(
             f"token_losses has {len(sums):,} losses, and the batch {len(counts):,} samples; give one a sample, or one a label"
         )
     has = counts > 0
     return torch.where(has, sums if a_sample else sums / counts.clamp(min=1), 0), has
+
+
+def _labels(batch: Mapping[str, Any]) -> tuple[str, torch.Tensor]:
+    """The labels that a loss is taken over, and their name."""
+    name = loss_labels(batch)
+    labels = None if name is None else batch[name]
+    if name is None or not isinstance(labels, torch.Tensor):
+        raise ValueError(
+            f"sample_mean needs labels, a tensor, in the batch (got {', '.join(map(str, batch)) or 'none'})"
+        )
+    return name, labels
+
+
+def _labels_of_samples(batch: Mapping[str, Any], labels: torch.Tensor) -> torch.Tensor:
+    """How many labels each sample, or piece, is trained on, (n,); those that are no integers count, all of them."""
+    classes = are_classes(labels)
+    if labels.is_nested:
+        jagged: Any = labels
+        offsets: torch.Tensor = jagged.offsets()
+        return _runs(jagged.values() != NOT_TRAINED_ON, offsets) if classes else offsets.diff()
+    if _is_packed(batch, labels):
+        return _of_pieces(labels != NOT_TRAINED_ON, batch)
+    asked = (labels != NOT_TRAINED_ON) if classes else torch.ones_like(labels, dtype=torch.bool)
+    return asked.flatten(1).sum(1) if asked.dim() > 1 else asked
+
+
+def _is_packed(batch: Mapping[str, Any], labels: torch.Tensor) -> bool:
+    return "segment_ids" in batch and labels.shape == batch["segment_ids"].shape
+
+
+def _that_count(has_label: torch.Tensor, rows: torch.Tensor | bool) -> torch.Tensor:
+    """Which samples count: those with a label, in rows that count."""
+    return has_label if isinstance(rows, bool) else has_label & rows.to(has_label.device)
+
+
+def _loss_weights(batch: Mapping[str, Any], like: torch.Tensor) -> torch.Tensor | None:
+    weights = batch.get(LOSS_WEIGHTS)
+    return None if weights is None else torch.as_tensor(weights).to(like)
+
+
+def _total(counts: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """How many samples count, or the sum of their weights."""
+    return counts.sum() if weights is None else torch.where(counts, weights, 0).sum()
 
 
 def _of_pieces(values: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
