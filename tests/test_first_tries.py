@@ -102,8 +102,60 @@ def test_what_is_no_function_is_refused_where_it_is_given(name: str, call: Calla
             TypeError,
             r"^pad_value_dict takes a dict by name, such as \{'input_ids': 0, .*\} \(got 3\)$",
         ),
+        (
+            lambda: bf.interleave_datasets([INDEXED, INDEXED], by="tokens", length_column=None),  # type: ignore[call-overload]
+            TypeError,
+            r"^length_column takes the name of a column \(got None\)$",
+        ),
+        (
+            lambda: bf.interleave_datasets([INDEXED, INDEXED], by="tokens", length_column=""),  # type: ignore[call-overload]
+            ValueError,
+            r"^length_column takes the name of a column \(got an empty one\)$",
+        ),
+        (
+            lambda: bf.interleave_datasets([INDEXED, INDEXED], weights={1, 2}),  # type: ignore[call-overload]
+            TypeError,
+            r"^weights takes a list, a number for each data set \(got \{1, 2\}\)$",
+        ),
+        (
+            lambda: INDEXED.enumerate(count_column=WRONG),
+            TypeError,
+            r"^count_column takes the name of a column \(got 3\)$",
+        ),
+        (
+            lambda: STREAM.rename("text"),  # type: ignore[arg-type]
+            TypeError,
+            r"^rename takes a mapping of old names to new ones, such as .* \(got 'text'\)$",
+        ),
+        (
+            lambda: INDEXED.rename(["text"]),  # type: ignore[arg-type]
+            TypeError,
+            r"^rename takes a mapping of old names to new ones, such as .* \(got \['text'\]\)$",
+        ),
+        (
+            lambda: bf.schedule({0: [1, 1], "5": [1, 2]}),  # type: ignore[dict-item]
+            TypeError,
+            r"^a point of a schedule must be an integer \(got '5'\)$",
+        ),
+        (
+            lambda: bf.schedule({0: 1}),  # type: ignore[dict-item]
+            TypeError,
+            r"^a schedule takes a list of weights for each point \(got 1 at 0\)$",
+        ),
+        (
+            lambda: bf.schedule({0: b"12"}),
+            TypeError,
+            r"^a schedule takes a list of weights for each point \(got b'12' at 0\)$",
+        ),
+        (
+            lambda: STREAM.batch(1).to_device(-1),  # type: ignore[arg-type]
+            ValueError,
+            r"^device takes the name of a device of torch, such as 'cuda:0' \(got -1: .*\)$",
+        ),
+        (lambda: STREAM.batch(1, pad_side=False), ValueError, r"^pad_side must be one of right, left \(got False\)$"),  # type: ignore[arg-type]
+        (lambda: STREAM.batch(1, collate_fn=0), TypeError, r"^collate_fn needs a function \(got 0\)$"),  # type: ignore[arg-type]
     ],
-    ids=range(15),
+    ids=range(27),
 )
 def test_a_setting_of_the_wrong_kind_is_refused(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

@@ -610,7 +610,8 @@ def batches_of(
     if parts > 1:
         planned = MicroBatches(planned, parts, rules.labels_follow)
     tokens = known.get(rules.length_columns[0])
-    side = form.pad_side or (None if tokens is None else tokens.side) or "right"
+    own_side = "right" if tokens is None else tokens.side or "right"
+    side = own_side if form.pad_side is None else form.pad_side
     return Batches(_collated(planned, rules, form, planner, side, originals), repeats)
 
 
@@ -827,7 +828,8 @@ def _collated(
     """What makes arrays by a layout, or what a user's function makes instead."""
     one_of("pad_side", side, "right", "left")
     parallel = Parallel(form.max_workers, form.executor_type, prefetch_factor=1)
-    collate_fn = form.collate_fn or (None if originals is None else originals.collate_fn)
+    of_data = None if originals is None else originals.collate_fn
+    collate_fn = of_data if form.collate_fn is None else form.collate_fn
     given = planned, rules, planner.fewer_shapes, planner.verb, form.unlabelled, in_torch
     if collate_fn is None:
         if parallel != Parallel(prefetch_factor=1):

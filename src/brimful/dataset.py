@@ -50,12 +50,31 @@ from brimful.index.units import Units as IndexUnits
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.buckets import Rounding
 from brimful.plan.costs import SampleCost, sample_cost
-from brimful.plan.errors import check_bool, check_version, function, integer, names_of, one_of, timeout
+from brimful.plan.errors import (
+    check_bool,
+    check_version,
+    function,
+    integer,
+    names_of,
+    one_of,
+    timeout,
+    warn_once,
+)
 from brimful.plan.plan import is_policy
 from brimful.ray.spread import spread
 from brimful.rows.buffer import Rebatch, Unbatch
 from brimful.rows.chunks import Chunk, ConcatChunk, PackChunk, SlidingWindow
-from brimful.rows.columns import AddBosEos, CausalLabels, Choice, Choose, EnsureBosEos, Pad, TrainValidSplit, bos_eos_of
+from brimful.rows.columns import (
+    AddBosEos,
+    CausalLabels,
+    Choice,
+    Choose,
+    EnsureBosEos,
+    Pad,
+    TrainValidSplit,
+    bos_eos_of,
+    renaming,
+)
 from brimful.rows.counting import Enumerate, RowKeys, Skip, Stride, Take
 from brimful.rows.functions import Filter, MapBlocks, SampleFunction, Scan
 from brimful.rows.mixing import Concat, Interleave, Zip
@@ -810,7 +829,7 @@ class Dataset:
         >>> list(bf.from_sequence(["a"]).rename({"text": "prompt"}))
         [{'prompt': 'a'}]
         """
-        return self._add(Choose(self.stage, Choice("rename", tuple(names), tuple(names.values()))))
+        return self._add(Choose(self.stage, renaming(names)))
 
     def shuffle(self, buffer_size: int, *, seed: int = 42) -> Dataset:
         """Shuffles the rows inside each window of `buffer_size` rows. Each epoch has another order.
@@ -909,6 +928,9 @@ class Dataset:
 
     def enumerate(self, *, count_column: str = "step") -> Dataset:
         """Adds the number of each sample as a column, from 0. The numbers go on over epochs.
+
+        Raises:
+            DataError: (when run) the samples have such a column already.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence(["a", "b"]).enumerate())
@@ -1226,6 +1248,12 @@ class Dataset:
         """
         one_of("overlong", overlong, *get_args(Overlong))
         if is_policy(size_or_policy):
+            if collate_fn is None and (length := getattr(size_or_policy, "row_length", None)):
+                warn_once(
+                    "batch makes a row of each sample, and %s places several in one: it is mostly padding; pack(%s) packs rows",
+                    type(size_or_policy).__name__,
+                    length,
+                )
             policy, rows = size_or_policy, window or "auto"
         elif hasattr(size_or_policy, "__index__"):
             policy = FixedSize(cast(int, size_or_policy), sort=window is not None)
@@ -1645,7 +1673,7 @@ class IndexedDataset(Dataset):
         return self._with(self.stage.chosen(Choice("drop", names_of("drop", names))))
 
     def rename(self, names: Mapping[str, str]) -> IndexedDataset:
-        return self._with(self.stage.chosen(Choice("rename", tuple(names), tuple(names.values()))))
+        return self._with(self.stage.chosen(renaming(names)))
 
     def shuffle(self, buffer_size: int, *, seed: int = 42) -> IndexedDataset:
         return self._with(IndexShuffle(self.stage, buffer_size, seed))

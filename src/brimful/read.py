@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, TypeAlias, cast, overload
 
 from brimful.core.counters import OnError
@@ -24,7 +24,7 @@ from brimful.index.joined import Zip as IndexZip
 from brimful.index.map_style import MapStyleIndex, checked_lengths, new_name
 from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.index.tables import TableIndex
-from brimful.plan.errors import function, names_of, one_of, timeout
+from brimful.plan.errors import column_name, function, names_of, one_of, timeout
 from brimful.plan.mix import Stop
 from brimful.plan.schedule import Schedule, of_names
 from brimful.rows.mixing import Interleave, Zip
@@ -447,10 +447,10 @@ def interleave_datasets(
         raise ValueError(
             "the weights are scheduled by samples, and by='tokens' was given; say schedule(..., by='tokens')"
         )
-    column = length_column if "tokens" in (by, scheduled) else None
+    column = column_name("length_column", length_column) if "tokens" in (by, scheduled) else None
     if any(facts_of(stage).streamed_by for stage in stages):
         return Dataset(Interleave(stages, shares, stop, column, names))
-    if column or any(
+    if column is not None or any(
         facts_of(stage).units is not None for stage in stages
     ):  # whose sizes say where the next one begins
         return ForwardMixture(Interleave(stages, shares, stop, column, names))
@@ -465,7 +465,7 @@ def _weights_of(weights: Weights | None, names: tuple[str, ...], count: int) -> 
         return weights.of(names) if weights.names else weights
     if isinstance(weights, Mapping):
         return of_names(weights, names)
-    if not isinstance(weights, Iterable):
+    if not isinstance(weights, Iterable) or isinstance(weights, str | bytes | Set):  # a set has no order
         raise TypeError(f"weights takes a list, a number for each data set (got {weights!r})")
     return tuple(weights)
 

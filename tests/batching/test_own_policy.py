@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import brimful as bf
-from brimful.plan.errors import DataError, StateError
+from brimful.plan.errors import DataError, StateError, warn_once
 
 DATA = bf.from_sequence([{"id": number, "input_ids": [1] * (1 + number * 7 % 40)} for number in range(200)])
 
@@ -138,8 +138,15 @@ def test_copies_of_a_users_static_shapes_have_no_weight() -> None:
     assert last["sample_weights"].tolist() == [1, 1, 0, 0]
 
 
-def test_samples_of_a_policy_that_packs_count_as_the_rows_that_they_are_padded_to() -> None:
-    batches = bf.from_sequence([{"input_ids": [1] * n} for n in (3, 4, 5, 2)]).batch(bf.Packed(8), window=4)
+def test_samples_of_a_policy_that_packs_count_as_the_rows_that_they_are_padded_to(caplog: Any) -> None:
+    warn_once.cache_clear()
+    data = bf.from_sequence([{"input_ids": [1] * n} for n in (3, 4, 5, 2)])
+    data.batch(bf.Packed(8), window=4, collate_fn=list)
+    assert not caplog.messages, "a function may pack what it gets"
+    batches = data.batch(bf.Packed(8), window=4)
+    assert caplog.messages == [
+        "batch makes a row of each sample, and Packed places several in one: it is mostly padding; pack(8) packs rows"
+    ]
     with batches.iter() as it:
         shapes = [tuple(batch["input_ids"].shape) for batch in it]
     assert sorted(shapes) == [(2, 8), (2, 8)]

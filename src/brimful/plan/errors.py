@@ -328,6 +328,20 @@ def names_of(setting: str, names: Any) -> tuple[str, ...]:
     return found
 
 
+def column_name(setting: str, name: Any) -> str:
+    """A setting that names one column.
+
+    >>> column_name("count_column", 3)
+    Traceback (most recent call last):
+    TypeError: count_column takes the name of a column (got 3)
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"{setting} takes the name of a column (got {name!r})")
+    if not name:
+        raise ValueError(f"{setting} takes the name of a column (got an empty one)")
+    return name
+
+
 def counted(number: int, thing: str) -> str:
     """A count in words.
 

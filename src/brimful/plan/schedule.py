@@ -118,8 +118,9 @@ def schedule(
         raise TypeError(f"schedule takes a mapping, such as {{0: [3, 1], 200_000: [1, 1]}} (got {points!r})")
     found = []
     names: tuple[str, ...] | None = None
-    for start in sorted(points):
-        given = points[start]
+    for start, given in sorted(points.items(), key=lambda point: integer("a point of a schedule", point[0])):
+        if not isinstance(given, Sequence | Mapping | np.ndarray) or isinstance(given, str | bytes):
+            raise TypeError(f"a schedule takes a list of weights for each point (got {given!r} at {start:,})")
         own = tuple(given) if isinstance(given, Mapping) else ()
         names = own if names is None else names
         if {*own} != {*names}:

@@ -135,6 +135,20 @@ class Choice:
         return block.select([*kept.values(), *hidden]).rename_columns([*kept, *hidden])
 
 
+def renaming(names: Any) -> Choice:
+    """What `rename` is called with.
+
+    >>> renaming("text")
+    Traceback (most recent call last):
+    TypeError: rename takes a mapping of old names to new ones, such as {'text': 'prompt'} (got 'text')
+    """
+    if not isinstance(names, Mapping):
+        raise TypeError(
+            f"rename takes a mapping of old names to new ones, such as {{'text': 'prompt'}} (got {names!r})"
+        )
+    return Choice("rename", tuple(names), tuple(names.values()))
+
+
 @dataclass(frozen=True)
 class Choose(Blockwise):
     """The rows with the columns of a choice. Price: nothing is copied."""

@@ -279,7 +279,12 @@ def copier(device: torch.device, copies: bool = False) -> BlockingCopier | Strea
 
 def numbered(device: str | int | torch.device) -> torch.device:
     """A device by its number: "cuda" is the current one of the thread that asks."""
-    found = torch.device(device)
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:  # also for a number where there is no accelerator
+        raise ValueError(
+            f"device takes the name of a device of torch, such as 'cuda:0' (got {device!r}: {error})"
+        ) from error
     number: int | None = found.index  # None, whatever torch's annotations say
     if found.type == "cuda" and number is None and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
