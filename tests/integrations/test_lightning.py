@@ -110,6 +110,66 @@ def test_batches_whose_gradients_were_not_stepped_with_come_again(folder: Path, 
     assert fit(LOADERS[kind](folder), folder / "last.ckpt", **settings).seen == unbroken.seen[3:]
 
 
+class Starts(Callback):
+    """A checkpoint as each epoch begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"start-{trainer.current_epoch}.ckpt")
+
+
+class Epochs(Callback):
+    """The epochs that began, and how many steps there were at the end."""
+
+    def __init__(self) -> None:
+        self.began: list[int] = []
+        self.steps = 0
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self.began.append(trainer.current_epoch)
+
+    def on_fit_end(self, trainer: Any, module: Any) -> None:
+        self.steps = trainer.global_step
+
+
+@pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 5}])
+@pytest.mark.parametrize("kind", ["streamed", "ahead", "indexed"])
+def test_an_epoch_after_a_resume_begins_with_a_whole_step(tmp_path: Path, kind: str, limit: dict[str, int]) -> None:
+    """Of epochs of 5 batches, with steps of 3: from each checkpoint, and from those of a run that was resumed already."""
+
+    def run(into: str, checkpoint: Path | None = None) -> tuple[Any, Epochs]:
+        data = bf.from_sequence(rows_of(10), shuffle=True)
+        loader = (data if kind == "indexed" else data.causal_labels()).batch(2).loader()
+        epochs, saves = Epochs(), [Starts(tmp_path / into), *child.saving(tmp_path / into)]
+        settings = {"accumulate_grad_batches": 3, "val_check_interval": None, "num_sanity_val_steps": 0} | limit
+        model = child.Model()
+        made = bf.AsyncLoader(loader, "cpu") if kind == "ahead" else loader
+        child.trainer(epochs, *saves, **settings).fit(model, made, ckpt_path=checkpoint)
+        return model, epochs
+
+    def goes_on_from(path: Path, before: int) -> int:
+        """Returns how many batches the whole run had trained on, where `before` were trained on before that of the checkpoint."""
+        seen = before + torch.load(path, weights_only=False)["seen"][0]
+        trained = seen - seen % 5 % 3  # those of a step that was not complete come again
+        resumed, epochs = run(f"{path.parent.name}-{path.stem}", path)
+        assert resumed.seen == unbroken.seen[trained:], path
+        assert epochs.steps == whole.steps, path
+        assert torch.equal(resumed.weights.weight, unbroken.weights.weight), path
+        assert epochs.began == whole.began[len(whole.began) - len(epochs.began) :], path
+        assert seen % 5 or not resumed.seen or epochs.began[0] == seen // 5, path
+        return trained
+
+    unbroken, whole = run("whole")
+    for path, at, _ in child.checkpoints(tmp_path / "whole"):
+        if at < 10:
+            trained = goes_on_from(path, 0)
+            for again, later, _ in child.checkpoints(tmp_path / f"whole-{path.stem}"):
+                if trained + later < 10:
+                    goes_on_from(again, trained)
+
+
 @pytest.mark.parametrize("kind", ["streamed", "ahead", "indexed"])
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_batch_whose_step_failed_comes_again(folder: Path, kind: str, at: int) -> None:

@@ -118,6 +118,8 @@ class FollowLoaders:
             accumulated(filter(None, self._train), given, "accumulate_grad_batches", may_set=False)
         if saved is None:
             return
+        if any(self._train):
+            _begin_next_epoch(trainer.fit_loop)
         self._send(saved["train"], trainer)
         validation = _validation_loop(trainer)
         if any(saved["validation"]) and not _leaves(validation):
@@ -350,6 +352,25 @@ def _go_back(checkpoint: dict[str, Any], batches: int) -> None:
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["total"], progress["current"]):
         counts |= {name: count - batches for name, count in counts.items()}
+
+
+def _begin_next_epoch(loop: Any) -> None:
+    """Has Lightning begin an epoch where a checkpoint was saved after the last batch of the one before. It would count on in that
+    one: of batches, so that optimizer steps shift, and of epochs, in the next checkpoint."""
+    epochs, inner = loop.epoch_progress, loop.epoch_loop
+    finished = inner.batch_progress.is_last_batch and epochs.total.processed == epochs.total.started
+    if not (loop.restarting and finished):
+        return
+    if inner.restarted_on_train_batch_end:
+        inner.batch_progress.increment_completed()  # Lightning would do this later, in the epoch that begins
+        inner.reset_restart_stage()
+    for counts in (epochs.total, epochs.current):
+        counts.completed = counts.processed
+    if not loop.restarted_on_epoch_start:
+        loop.reset_restart_stage()
+    for progress in (inner.batch_progress, inner.scheduler_progress, inner.automatic_optimization.optim_progress):
+        progress.reset_on_run()
+    inner.val_loop.batch_progress.total.reset()
 
 
 def _begin_again(loop: Any) -> None:
