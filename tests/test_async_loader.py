@@ -832,3 +832,43 @@ def test_figures_go_to_tensorboard(tmp_path: Any) -> None:
     events.Reload()
     assert set(events.Tags()["scalars"]) == {f"data/{name}" for name in (*ahead.stats, "recent_stall_share")}
     assert [(event.step, event.value) for event in events.Scalars("data/slots")] == [(7, 6.0)]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_second_thread_is_told_and_the_first_takes_every_batch(ahead: bool) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["input_ids"][0, 0] == 4:
+            inside.set()
+            assert go_on.wait(10)
+        return batch
+
+    loader = bf.from_sequence([[number] for number in range(1, 9)]).batch(1).map(slow).loader()
+    batches = iter(bf.AsyncLoader(loader, "cpu", prefetch=0) if ahead else loader)
+    found: list[Any] = []
+    reader = threading.Thread(target=lambda: found.extend(batches))
+    reader.start()
+    assert inside.wait(10)
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError, match=r"^this iterator is in use: another thread .*; give each thread an iter"
+        ):
+            next(batches)
+    go_on.set()
+    reader.join()
+    assert [batch["input_ids"].item() for batch in found] == list(range(1, 9))
+    assert next(batches, None) is None
+
+
+def test_a_value_error_of_the_data_is_none_of_threads() -> None:
+    def fails() -> Iterator[Any]:
+        yield {"input_ids": torch.ones(1)}
+        raise ValueError("no more")
+
+    batches = iter(bf.AsyncLoader(fails(), "cpu"))
+    next(batches)
+    with pytest.raises(ValueError, match="no more"):
+        next(batches)
+    with pytest.raises(bf.BrokenError, match="failed earlier: ValueError"):
+        next(batches)

@@ -14,7 +14,7 @@ from brimful.core.consumed import Consumed, Snapshot
 from brimful.core.counters import with_counters
 from brimful.core.facts import facts_of, shown
 from brimful.core.header import allowed
-from brimful.core.iterator import ResumableIterator, position_in
+from brimful.core.iterator import ResumableIterator, in_use, position_in
 from brimful.core.run import Run
 from brimful.core.stage import Stage
 from brimful.core.states import as_text, from_text, restored_elsewhere
@@ -374,7 +374,8 @@ class Loader(Base):
 class LoaderIterator(Iterator[Any]):
     """The batches of one loop. After an error or Ctrl-C, every `next` raises an error.
 
-    A generator alone would raise StopIteration then, and a loop would take that for the end of the epoch.
+    A generator alone would raise StopIteration then, and a loop would take that for the end of the epoch. While another thread
+    is in it, `next` raises a RuntimeError, and the other thread goes on.
     """
 
     def __init__(self, batches: Generator[Any, None, None]) -> None:
@@ -389,6 +390,8 @@ class LoaderIterator(Iterator[Any]):
         except StopIteration:
             raise
         except BaseException as error:
+            if isinstance(error, ValueError) and error.__traceback__ and error.__traceback__.tb_next is None:
+                raise in_use() from None  # of `next` itself, not of the generator, which runs already
             self._error = error
             raise
 

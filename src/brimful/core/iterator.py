@@ -107,10 +107,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 finally:
                     self._run.leave(runs)
             except RuntimeError:  # of `run` itself: somebody else is in this context
-                raise RuntimeError(
-                    "this iterator is in use: another thread is inside its `next`, or a function that it runs calls it; give "
-                    "each thread an iterator of its own, or have one thread hand the items on through a queue"
-                ) from None
+                raise in_use() from None
             if error is None and after is not None and not self._closed:
                 self._state = after
                 return item
@@ -292,6 +289,13 @@ def _keep_generators() -> None:
 
 os.register_at_fork(after_in_child=_keep_generators)
 atexit.register(_keep_generators)
+
+
+def in_use() -> RuntimeError:
+    return RuntimeError(
+        "this iterator is in use: another thread is inside its `next`, or a function that it runs calls it; give "
+        "each thread an iterator of its own, or have one thread hand the items on through a queue"
+    )
 
 
 def _no_end(error: StopIteration) -> RuntimeError:
