@@ -51,12 +51,13 @@ def part_of(path: Path) -> Path:
 
 def commit_file(part: Path, path: Path) -> None:
     """Gives a file that is complete its name, for good: what this has returned from outlives the machine."""
-    _sync(part)
+    sync(part)
     part.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """What a file, or a folder, has by now outlives the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
 """An unfinished store: its journal, and the lock that lets one writer at a time go on with it.
 
-The journal names the files that are complete and the state of the chain after them. The time of its file is that of the last
-progress: other writers wait as long as there is some.
+The journal names the files that are complete, the state of the chain after them, and what is kept of the file at work. The time
+of its file is that of the last progress: other writers wait as long as there is some.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -31,6 +31,32 @@ SAID_AFTER_SECONDS: Final = 3.0
 """A shorter wait for another writer is not logged."""
 
 
+class AtWork(NamedTuple):
+    """What is kept of the file at work.
+
+    Args:
+        part: the file of its record batches, "" where there is none yet; only so many bytes of it count.
+        batches: the rows of each of them.
+        held: the file of the rows after them, which are in no record batch yet; "" where there are none.
+        rows: how many these are.
+        state: of the chain after all of these rows.
+        types: as in the journal, then.
+    """
+
+    part: str
+    bytes: int
+    batches: list[int]
+    held: str
+    rows: int
+    state: State
+    types: list[Any]
+
+    @property
+    def names(self) -> list[str]:
+        """Of its files."""
+        return [name for name in (self.part, self.held) if name]
+
+
 @dataclass
 class Journal:
     """Args:
@@ -40,6 +66,7 @@ class Journal:
     state: before or after the block with the last row of the files; None at the beginning.
     skip: rows that follow the state and are in the files.
     types: those that the stages of the chain have learnt: see `core.states.sealed`.
+    work: what is kept of the file after them.
     """
 
     folder: Path
@@ -50,6 +77,7 @@ class Journal:
     state: State = None
     skip: int = 0
     types: list[Any] = field(default_factory=list)
+    work: AtWork | None = None
 
     @classmethod
     def of(cls, folder: Path, header: Any, executor: str, newest: float) -> Journal:
@@ -64,13 +92,14 @@ class Journal:
             saved = json.loads(path.read_bytes())
             before, files = saved["header"], [stored_file(file) for file in saved["files"]]
             known = {name: saved[name] for name in ("executor", "state", "skip", "types")}
+            work = None if saved.get("work") is None else AtWork(**saved["work"])
         except FileNotFoundError:
             return new
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} is damaged, or of an earlier release ({error!r}); remove {folder} to begin anew"
             ) from error
-        if not files:
+        if not files and (work is None or (before, known["executor"]) != (header, executor)):
             return new
         check_same(folder, before, header)
         if known["executor"] != executor:
@@ -78,11 +107,12 @@ class Journal:
                 f"the store {folder} was begun with executor={known['executor']!r}, but executor={executor!r} counts places in "
                 "another way. Go on with the first, or remove the folder to begin anew"
             )
-        return cls(folder, header, files=files, newest=saved.get("newest", 0.0), **known)
+        return cls(folder, header, files=files, newest=saved.get("newest", 0.0), work=work, **known)
 
     def save(self) -> None:
         """Writes the journal. Price: 7 us and 350 bytes a file; for 1 TB in files of 128 MB some 3 % of the writing."""
         content = vars(self) | this_writer() | {"files": [vars(file) for file in self.files]}
+        content["work"] = None if self.work is None else self.work._asdict()
         del content["folder"]
         write_atomically(self.folder / JOURNAL, json.dumps(content).encode() + b"\n", alone=True)
 

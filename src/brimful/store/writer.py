@@ -1,8 +1,8 @@
 """Writes a token store: one writer at a time, whole or not at all. An interrupted write goes on where it stopped.
 
 Rows are joined to record batches of a few MB, and record batches to files. A file gets its name when it is complete and on disk.
-Then the journal notes it, with the state of the chain after it. A writer that is killed loses the file at work, which is made
-again from that state. The manifest is written last.
+Then the journal notes it, with the state of the chain after it. Of a slow chain it also notes each half a minute how far the file
+at work is. A writer that is killed loses what came after the last note. The manifest is written last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brimful.core.atomic import commit_file, naming, part_of
+from brimful.core.atomic import commit_file, naming, part_of, sync
 from brimful.core.counters import COUNTERS, Counters
 from brimful.core.facts import facts_of
 from brimful.core.header import learners
@@ -29,7 +29,7 @@ from brimful.core.stage import END, Stage, State
 from brimful.core.terminal import Report
 from brimful.encoding.encoder import paddings
 from brimful.plan.errors import DataError, check_path
-from brimful.store.journal import LOCK, Journal, one_writer
+from brimful.store.journal import LOCK, AtWork, Journal, one_writer
 from brimful.store.local import LocalFolder, MappedFile
 from brimful.store.manifest import (
     JOURNAL,
@@ -122,7 +122,9 @@ def _without_hidden(array: pa.Array) -> pa.Array:
 BATCH_BYTES: Final = 8 << 20
 """The size of a record batch, by its rows before they are stored; stored tokens take half of that or less."""
 FILE_BYTES: Final = 128 << 20
-"""The size of a file, which is the most that an interruption loses: a minute or so of tokenizing."""
+"""The size of a file: a minute or so of tokenizing."""
+KEEP_SECONDS: Final = 30.0
+"""Between two notes of how far the file at work is: what an interruption loses, where a file takes longer."""
 
 
 def write_store(
@@ -149,8 +151,8 @@ def write_store(
     Raises:
         StateError: another pipeline wrote the store, or began it, or another executor began it; both are named.
         TimeoutError: another writer, which is named, makes no progress.
-        DataError: rows differ in their columns or types, with file and line. After an error the files that were finished stay,
-            for the next call; where there is none, nothing does.
+        DataError: rows differ in their columns or types, with file and line. After an error what the journal has noted stays,
+            for the next call; where that is nothing, nothing does.
         OSError: the disk is full, or the like; names the file.
         ValueError: functions without a version, or a folder of other things. Or there is no row, with `if_empty`: nothing stays.
     Price: that of the chain, and about 10 ns a token; 50 MB held.
@@ -168,8 +170,9 @@ def write_store(
                     _Writer(journal, stage, report, if_empty).write(run or stage)
                 except Exception:
                     for part in folder.glob("*.part"):  # on a full disk it takes the room that the next call needs
-                        part.unlink()
-                    if not journal.files:  # there is nothing to go on with
+                        if journal.work is None or part.name not in journal.work.names:
+                            part.unlink()
+                    if not journal.files and journal.work is None:  # there is nothing to go on with
                         _clear(folder)
                         if new:
                             with suppress(OSError):  # another writer has begun
@@ -184,7 +187,7 @@ def write_store(
 
 def _clear(folder: Path) -> None:
     """Removes all that is in the folder of a store while it is written, and not after."""
-    for left in (*folder.glob("*.part"), folder / JOURNAL, folder / LOCK):
+    for left in (*folder.glob("*.part"), *folder.glob("*.held"), folder / JOURNAL, folder / LOCK):
         left.unlink(missing_ok=True)
 
 
@@ -210,16 +213,20 @@ class _Writer:
         self._held: list[Block] = []  # rows that are in no record batch yet
         self._held_bytes = 0
         self._report: Report = report or (lambda rows, status: None)
-        self._began = monotonic()
+        self._began = self._noted = monotonic()
         self._found = self._rows = self._tokens = 0
 
     def write(self, stage: Stage[Block]) -> None:
-        self._journal.save()
         self._go_on()
-        before = stage.start(0) if self._journal.state is None else self._journal.state
-        skip = self._journal.skip
+        self._journal.save()
+        work, skip = self._journal.work, self._journal.skip
+        before, known = (self._journal.state, self._journal.types) if work is None else (work.state, work.types)
+        if work is not None:
+            skip = 0
+        elif before is None:
+            before = stage.start(0)
         self._learners, run = learners(stage), self._run
-        run.types |= {learnt: types for learnt, types in zip(self._learners, self._journal.types) if types is not None}
+        run.types |= {learnt: types for learnt, types in zip(self._learners, known) if types is not None}
         counting = COUNTERS.set(Counters())  # so that rows that are left out are logged once
         try:
             with awaited(stage, before, run) as items:
@@ -235,6 +242,8 @@ class _Writer:
                         self._end_file(*place, least_bytes=FILE_BYTES)
                     self._add(block.slice(done))
                     before = after
+                    if after != END and monotonic() - self._noted >= KEEP_SECONDS:
+                        self._note(after)
             self._flush()
             if self._if_empty is not None and self._part is None and not self._journal.files:
                 raise ValueError(self._if_empty)
@@ -249,8 +258,12 @@ class _Writer:
 
     def _go_on(self) -> None:
         """Takes up the files that an interrupted writer has finished, and removes its other files."""
-        names = {file.name for file in self._journal.files}
-        for path in (*self._folder.glob("*.arrow"), *self._folder.glob("*.part")):
+        work = self._journal.work
+        complete = self._folder / f"{len(self._journal.files):05d}.arrow"  # which the journal has not noted
+        if work is not None and work.part and not (self._folder / work.part).exists() and complete.exists():
+            complete.replace(self._folder / work.part)
+        names = {file.name for file in self._journal.files}.union(() if work is None else work.names)
+        for path in (path for kind in ("arrow", "part", "held") for path in self._folder.glob(f"*.{kind}")):
             if path.name not in names:
                 path.unlink()
         for file in self._journal.files:
@@ -260,6 +273,59 @@ class _Writer:
                 )
             self._schema = self._schema or MappedFile(self._folder, file).schema
             self._found += file.rows
+        if work is not None and not self._take_up(work):
+            self._journal.work = None
+
+    def _take_up(self, work: AtWork) -> bool:
+        """Goes on with what is kept of the file at work; False where that is not there as it was noted."""
+        try:
+            batches = read_batches(self._folder / work.part, work.bytes, len(work.batches)) if work.part else []
+            held = read_blocks(self._folder / work.held) if work.held else []
+        except (OSError, StopIteration, pa.ArrowInvalid):
+            return False
+        if [one.num_rows for one in batches] != work.batches or sum(one.num_rows for one in held) != work.rows:
+            return False
+        if batches:
+            self._schema = batches[0].schema
+            self._part = self._new_part()
+            for batch in batches:
+                self._part.write(batch)
+        self._held, self._held_bytes = held, sum(_bytes_of(visible(block)) for block in held)
+        self._found += sum(work.batches) + work.rows
+        return True
+
+    def _new_part(self) -> PartFile:
+        """The next file, by a temporary name that no file has that is kept."""
+        assert self._schema is not None
+        work, path = self._journal.work, self._folder / f"{len(self._journal.files):05d}.arrow"
+        part = part_of(path)
+        again = work is not None and work.part == part.name
+        return PartFile(path, self._schema, path.with_name(f"{path.name}.again.part") if again else part)
+
+    def _note(self, after: State) -> None:
+        """Notes how far the file at work is. `after`: the state of the chain after the last row."""
+        part, before = self._part, self._journal.work
+        if part is not None:
+            part.sync()
+        held = ""
+        if self._held:
+            turn = before is not None and before.held.endswith("-0.held")
+            held = f"{len(self._journal.files):05d}-{turn:d}.held"
+            write_blocks(self._folder / held, self._held)
+        rows = sum(block.num_rows for block in self._held)
+        kept = ("", 0, []) if part is None else (part.name, part.bytes, [*part.rows])
+        types = [*map(self._run.types.get, self._learners)]
+        self._journal.work = AtWork(*kept, held, rows, after, types)
+        self._journal.save()
+        self._remove(before, self._journal.work)
+        self._noted = monotonic()
+
+    def _remove(self, before: AtWork | None, now: AtWork | None) -> None:
+        """Removes the files of a note that the next one does not name."""
+        kept = () if now is None else now.names
+        for name in () if before is None else before.names:
+            if name not in kept:
+                (self._folder / name).unlink(missing_ok=True)
 
     def _add(self, block: Block) -> None:
         self._journal.touch()
@@ -292,7 +358,7 @@ class _Writer:
             rows = pa.concat_batches([rows])  # a copy: Arrow would write the memory beside a slice as its padding
         self._held, self._held_bytes = [], 0
         if self._part is None:
-            self._part = PartFile(self._folder / f"{len(self._journal.files):05d}.arrow", self._schema)
+            self._part = self._new_part()
         step = -(-rows.num_rows // max(1, _bytes_of(rows) // BATCH_BYTES))
         for first in range(0, rows.num_rows, step):
             self._part.write(rows.slice(first, step))
@@ -304,7 +370,7 @@ class _Writer:
         schema = self._seen if self._seen.names else self._known()
         if schema:
             self._schema = stored_schema(empty_block(schema), self._num_ids)
-            self._part = PartFile(self._folder / "00000.arrow", self._schema)
+            self._part = self._new_part()
 
     def _end_file(self, after: State, skip: int = 0, *, least_bytes: int = 0) -> None:
         """Ends the file at work if it is long enough. `after`: a state of the chain, `skip` rows before the end of the file."""
@@ -313,7 +379,10 @@ class _Writer:
             self._journal.state, self._part = after, None
             self._journal.skip = skip
             self._journal.types = [*map(self._run.types.get, self._learners)]
+            before, self._journal.work = self._journal.work, None
             self._journal.save()
+            self._remove(before, None)
+            self._noted = monotonic()
 
     def _finish(self) -> None:
         """Writes the side files, and then the manifest."""
@@ -332,24 +401,33 @@ class _Writer:
 
 
 class PartFile:
-    """An Arrow IPC file of a store while it is written, under a temporary name."""
+    """An Arrow IPC file of a store while it is written, under the temporary name `part`."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._path = path
+    def __init__(self, path: Path, schema: pa.Schema, part: Path) -> None:
+        self._path, self._part = path, part
         with naming(path):
-            self._out = pa.OSFile(str(part_of(path)), "wb")
+            self._out = pa.OSFile(str(part), "wb")
             self._writer = pa.ipc.new_file(self._out, schema)
-        self._rows: list[int] = []
+        self.rows: list[int] = []
         self._tokens = {field.name: 0 for field in schema if is_ragged(field.type)}
 
     @property
     def bytes(self) -> int:
         return int(self._out.tell())
 
+    @property
+    def name(self) -> str:
+        return self._part.name
+
+    def sync(self) -> None:
+        """What was written so far outlives the machine."""
+        with naming(self._path):
+            sync(self._part)
+
     def write(self, block: Block) -> None:
         with naming(self._path):
             self._writer.write_batch(block)
-        self._rows.append(block.num_rows)
+        self.rows.append(block.num_rows)
         for name in self._tokens:
             self._tokens[name] += len(block.column(name).flatten())
 
@@ -359,11 +437,45 @@ class PartFile:
             self._writer.close()
             size = self.bytes
             self._out.close()
-            commit_file(part_of(self._path), self._path)
-        return StoredFile(self._path.name, size, sha256_of(self._path), tuple(self._rows), self._tokens)
+            commit_file(self._part, self._path)
+        return StoredFile(self._path.name, size, sha256_of(self._path), tuple(self.rows), self._tokens)
 
     def abandon(self) -> None:
         self._out.close()
+
+
+_MAGIC: Final = 8
+"""An Arrow file is a stream behind so many bytes, and a footer."""
+
+
+def read_batches(path: Path, size: int, count: int) -> list[Block]:
+    """The first record batches of an Arrow file that is not complete, in its first `size` bytes."""
+    with pa.memory_map(str(path)) as file:
+        found = file.read_buffer(size)
+    if len(found) < size:
+        raise pa.ArrowInvalid(f"{path} has {len(found):,} bytes, not {size:,}")
+    reader = pa.ipc.open_stream(found.slice(_MAGIC))
+    return [reader.read_next_batch() for _ in range(count)]
+
+
+def write_blocks(path: Path, blocks: list[Block]) -> None:
+    """Blocks of any columns, each as a stream of Arrow."""
+    with naming(path):
+        with pa.OSFile(str(path), "wb") as file:
+            for block in blocks:
+                with pa.ipc.new_stream(file, block.schema) as writer:
+                    writer.write_batch(block)
+        sync(path)
+
+
+def read_blocks(path: Path) -> list[Block]:
+    """What `write_blocks` has written."""
+    blocks = []
+    with pa.OSFile(str(path)) as file:
+        while file.tell() < file.size():
+            with pa.ipc.open_stream(file) as reader:
+                blocks += [*reader]
+    return blocks
 
 
 def _check_columns(block: Block) -> None:
