@@ -200,6 +200,18 @@ def test_a_policy_that_changes_the_lengths_it_is_given_is_an_error() -> None:
         next(iter(bf.from_sequence([[1], [2, 3]]).batch(Sorts(), pad_to_multiple_of=4)))
 
 
+class Plain:
+    max_length = 4
+
+    def plan(self, lengths: Any) -> bf.Plan:
+        return bf.TokenBudget(8).plan(lengths)
+
+
+def test_a_policy_without_words_for_itself_is_named_by_its_class(caplog: Any) -> None:
+    list(bf.from_sequence([[1] * 9, [2]]).batch(Plain(), overlong="drop"))
+    assert "overlong: 1 samples of a window dropped, longer than Plain takes" in caplog.messages
+
+
 class Thirds(bf.FixedSize):
     """Batches of three, whatever it is asked for."""
 

@@ -212,6 +212,10 @@ def test_lengths_may_be_of_any_integer_type(dtype: type) -> None:
         (["a"], "lengths must be integers (got <U1)"),
         ([True], "lengths must be integers (got bool)"),
         ([3, -1], "lengths must not be negative (sample 1 has -1)"),
+        (
+            np.array([1, 1 << 63], np.uint64),
+            "lengths must be at most 9,223,372,036,854,775,807 (sample 1 has 9223372036854775808)",
+        ),
         ([[3, 1], [2, -4]], "lengths must not be negative (sample 1 has [ 2 -4])"),
         (7, "lengths must have shape (n,) or (n, d) (got ())"),
         ([[]], "lengths must have shape (n,) or (n, d) (got (1, 0))"),

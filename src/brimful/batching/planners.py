@@ -457,7 +457,8 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: i
         tokens = int(window.lengths.sum() - kept.sum())
     for name, number in counts.items():
         if number:
-            count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {policy} takes")
+            taken = policy if type(policy).__repr__ is not object.__repr__ else type(policy).__name__
+            count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {taken} takes")
     count("dropped_tokens", tokens)
     return plan
 

@@ -310,6 +310,10 @@ def as_lengths(lengths: ArrayLike) -> IntArray:
     if array.size and array.dtype.kind not in "iu":
         hint = "; dataset.lengths() gives those of a data set" if isinstance(array.flat[0], dict) else ""
         raise ValueError(f"lengths must be integers (got {array.dtype}){hint}")
+    most = np.iinfo(np.int64).max
+    if array.dtype == np.uint64 and array.size and array.max() > most:
+        sample = int(np.nonzero(array > most)[0][0])
+        raise ValueError(f"lengths must be at most {most:,} (sample {sample:,} has {array[sample]})")
     array = array.astype(np.int64, copy=False)
     if array.size and array.min() < 0:
         sample = int(np.nonzero(array < 0)[0][0])
