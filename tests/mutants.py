@@ -177,7 +177,7 @@ MUTANTS: Final = (
         "a store is written anew from its last file on",
         "brimful.store:Journal.save",
         takes(lambda self: (replace(self, skip=self.skip + 1),)),
-        of("store/test_writer", "test_a_crash_at_any_moment_costs_the_file_at_work_at_most"),
+        of("store/test_writer", "test_a_crash_at_any_moment_costs_what_was_not_noted"),
     ),
     Mutant(
         "what the window at work has is not written",

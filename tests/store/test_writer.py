@@ -289,7 +289,7 @@ def test_an_error_in_the_first_file_keeps_what_was_noted_and_another_pipeline_ma
     for _ in range(2):
         with pytest.raises(bf.StageError):
             rows.map(sees).map(fails).to_store(store, version="1")
-    assert max(Counter(seen[: seen.index(0, 1) if 0 in seen[1:] else None]).values()) <= 2
+    assert seen.count(0) == 1, "the second run goes on after what the first one had noted"
     assert (store / JOURNAL).exists()
     assert len(rows.map(sees).take(40).to_store(store, version="2")) == 40
 
