@@ -927,10 +927,8 @@ class Dataset:
         return Dataset(Stride(self._endless, interval, offset))
 
     def enumerate(self, *, count_column: str = "step") -> Dataset:
-        """Adds the number of each sample as a column, from 0. The numbers go on over epochs.
-
-        Raises:
-            DataError: (when run) the samples have such a column already.
+        """Adds the number of each sample as a column, from 0. The numbers go on over epochs. They replace a column that has
+        this name.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence(["a", "b"]).enumerate())

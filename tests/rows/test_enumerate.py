@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
-from brimful.plan.errors import DataError
 from brimful.testing import assert_exact_resume
 from tests.samples import letters
 
@@ -13,13 +10,8 @@ def test_samples_are_numbered_on_over_epochs() -> None:
     assert list(letters("a").enumerate(count_column="n")) == [{"letter": "a", "n": 0}]
 
 
-def test_a_column_that_is_there_is_not_written_over() -> None:
-    with pytest.raises(
-        DataError,
-        match=r"^enumerate: there is a column 'letter' already \(sequence, row 0\); drop or rename it, or give another "
-        r"count_column$",
-    ):
-        list(letters("ab").enumerate(count_column="letter"))
+def test_a_column_of_this_name_is_replaced() -> None:
+    assert list(letters("ab").enumerate(count_column="letter")) == [{"letter": 0}, {"letter": 1}]
 
 
 def test_what_is_filtered_out_before_is_not_counted() -> None:

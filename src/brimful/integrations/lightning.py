@@ -359,9 +359,10 @@ def _begin_next_epoch(loop: Any) -> None:
     one: of batches, so that optimizer steps shift, and of epochs, in the next checkpoint."""
     epochs, inner = loop.epoch_progress, loop.epoch_loop
     finished = inner.batch_progress.is_last_batch and epochs.total.processed == epochs.total.started
-    if not (loop.restarting and finished):
+    counted_late = getattr(inner, "restarted_on_train_batch_end", None)  # None: of older releases of Lightning
+    if counted_late is None or not (loop.restarting and finished):
         return
-    if inner.restarted_on_train_batch_end:
+    if counted_late:
         inner.batch_progress.increment_completed()  # Lightning would do this later, in the epoch that begins
         inner.reset_restart_stage()
     for counts in (epochs.total, epochs.current):

@@ -14,7 +14,7 @@ from brimful.core.repeat import awaited, passing
 from brimful.core.run import Run
 from brimful.core.stage import END, Stage, State, running
 from brimful.plan import random
-from brimful.plan.errors import DataError, check_count, column_name, integer
+from brimful.plan.errors import check_count, column_name, integer
 from brimful.rows.units import NO_UNIT, last_unit, next_unit, parts_unit
 from brimful.tables.blocks import KEY, Block
 from brimful.tables.origins import where
@@ -168,11 +168,6 @@ class Enumerate(Stage[Block]):
                 numbers = np.arange(number, number + block.num_rows, dtype=np.int64)
                 number += block.num_rows
                 if block.num_rows:
-                    if self.count_column in block.schema.names:
-                        raise DataError(
-                            f"enumerate: there is a column {self.count_column!r} already ({where(block, 0)}); drop or rename it, "
-                            "or give another count_column"
-                        )
                     block = with_column(block, self.count_column, array_of(numbers))
                 yield block, END if after == END else {"rows": after, "number": number}
 

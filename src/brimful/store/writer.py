@@ -169,8 +169,9 @@ def write_store(
                 try:
                     _Writer(journal, stage, report, if_empty).write(run or stage)
                 except Exception:
-                    for part in folder.glob("*.part"):  # on a full disk it takes the room that the next call needs
-                        if journal.work is None or part.name not in journal.work.names:
+                    kept = () if journal.work is None else journal.work.names
+                    for part in (*folder.glob("*.part"), *folder.glob("*.held")):
+                        if part.name not in kept:  # on a full disk it takes the room that the next call needs
                             part.unlink()
                     if not journal.files and journal.work is None:  # there is nothing to go on with
                         _clear(folder)
