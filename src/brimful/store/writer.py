@@ -317,7 +317,11 @@ class _Writer:
         kept = ("", 0, []) if part is None else (part.name, part.bytes, [*part.rows])
         types = [*map(self._run.types.get, self._learners)]
         self._journal.work = AtWork(*kept, held, rows, after, types)
-        self._journal.save()
+        try:
+            self._journal.save()
+        except OSError:  # as on a full disk: the note before it holds
+            self._journal.work = before
+            raise
         self._remove(before, self._journal.work)
         self._noted = monotonic()
 
