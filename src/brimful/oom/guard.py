@@ -18,7 +18,7 @@ from brimful.oom.modules import Buffers, modules_of_process
 from brimful.oom.parts import joined, splittable
 from brimful.oom.weights import Weigh, Weights
 from brimful.plan.errors import RankError, function, name_of, one_of, other_signature
-from brimful.tensors.loss import part_of
+from brimful.tensors.loss import running_part
 from brimful.tensors.structures import mapped
 
 Distributed = Literal["ddp", "fsdp"]
@@ -192,7 +192,7 @@ class OomGuard(GuardedCall):
         kept = [(part, share) for part, share in zip(parts, shares) if share or self._distributed == "fsdp"]
         results = []
         for part, share in kept:
-            with part_of(batch, part, share):
+            with running_part(batch, part, share):
                 result = self._step(self._weights.part(part, share), share)
             results.append(
                 mapped(result, Tensor.detach)

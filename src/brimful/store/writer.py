@@ -220,11 +220,11 @@ class _Writer:
     def write(self, stage: Stage[Block]) -> None:
         self._go_on()
         self._journal.save()
-        work, skip = self._journal.work, self._journal.skip
-        before, known = (self._journal.state, self._journal.types) if work is None else (work.state, work.types)
-        if work is not None:
-            skip = 0
-        elif before is None:
+        journal, work = self._journal, self._journal.work
+        before, skip, known = (
+            (journal.state, journal.skip, journal.types) if work is None else (work.state, 0, work.types)
+        )
+        if before is None:
             before = stage.start(0)
         self._learners, run = learners(stage), self._run
         run.types |= {learnt: types for learnt, types in zip(self._learners, known) if types is not None}
@@ -315,8 +315,7 @@ class _Writer:
             write_blocks(self._folder / held, self._held)
         rows = sum(block.num_rows for block in self._held)
         kept = ("", 0, []) if part is None else (part.name, part.bytes, [*part.rows])
-        types = [*map(self._run.types.get, self._learners)]
-        self._journal.work = AtWork(*kept, held, rows, after, types)
+        self._journal.work = AtWork(*kept, held, rows, after, self._types)
         try:
             self._journal.save()
         except OSError:  # as on a full disk: the note before it holds
@@ -324,6 +323,11 @@ class _Writer:
             raise
         self._remove(before, self._journal.work)
         self._noted = monotonic()
+
+    @property
+    def _types(self) -> list[Any]:
+        """Those that the stages of the chain have learnt by now."""
+        return [*map(self._run.types.get, self._learners)]
 
     def _remove(self, before: AtWork | None, now: AtWork | None) -> None:
         """Removes the files of a note that the next one does not name."""
@@ -383,7 +387,7 @@ class _Writer:
             self._journal.files.append(self._part.close())
             self._journal.state, self._part = after, None
             self._journal.skip = skip
-            self._journal.types = [*map(self._run.types.get, self._learners)]
+            self._journal.types = self._types
             before, self._journal.work = self._journal.work, None
             self._journal.save()
             self._remove(before, None)

@@ -200,7 +200,7 @@ _HERE: Final = _Here()
 
 
 @contextmanager
-def part_of(whole: Any, part: Any, share: float) -> Iterator[None]:
+def running_part(whole: Any, part: Any, share: float) -> Iterator[None]:
     """Within, the loss of a part is multiplied by its share. So a mean over samples that nobody has counted divides by that share
     of those of the whole batch, whatever the share counts."""
     counted = isinstance(whole, Mapping) and isinstance(part, Mapping) and loss_labels(part) is not None
