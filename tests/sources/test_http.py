@@ -375,6 +375,7 @@ def test_names_far_away_are_looked_up_at_once_in_their_order(tmp_path: Path, as_
         urls = [f"{server.url}/{name}" for name in names] if as_list else [f"{server.url}/{{000..299}}.jsonl"]
         shards = Shards(tuple(urls), OPTIONS).listed
         assert [shard.url for shard in shards] == [f"{server.url}/{name}" for name in names]
+        assert len({id(shard.fs) for shard in shards}) == 1  # and so are their connections, which somebody must close
         assert 16 <= server.most <= LOOKUPS
         assert sum(server.requests[name] for name in names) == 300
 

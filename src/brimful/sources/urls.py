@@ -160,7 +160,13 @@ class Shards:
         if isinstance(url, PurePath) or _is_no_chain(name):
             return LocalFileSystem(), LocalFileSystem._strip_protocol(name)
         fs, path = fsspec.core.url_to_fs(name, **self.storage_options)
-        return fs, path
+        return self._file_systems.setdefault(fs, fs) if fs.cachable else fs, path
+
+    @once
+    def _file_systems(self) -> dict[Any, Any]:
+        """Those that are in use, each by itself: where fsspec shares none (`skip_instance_cache`), all names of a list share one,
+        with its connections. Each has some that the garbage collector closes: hundreds at once stop whoever they meet."""
+        return {}
 
     def _exact(self, fs: Any, path: str, url: str | os.PathLike[str]) -> Shard | None:
         """The file of a name; None where that is a pattern."""
