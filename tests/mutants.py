@@ -366,7 +366,7 @@ MUTANTS: Final = (
         "time ends no block of a slow function",
         "brimful.rows:Pace.rows",
         does(4096),
-        of("rows/test_pace", "test_a_slow_function_gets_50_ms_of_work_at_once"),
+        of("rows/test_pace", "test_a_slow_function_gets_100_ms_of_work_at_once"),
     ),
     # -- tensors, labels and weights
     Mutant(

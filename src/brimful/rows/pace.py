@@ -13,7 +13,7 @@ from brimful.tables.blocks import rows_at
 
 T = TypeVar("T")
 
-WORK_SECONDS: Final = 0.05
+WORK_SECONDS: Final = 0.1
 """A function works on a block for at most about so long, once it is known how long it takes for a row."""
 KEPT: Final = 0.8
 """What a call weighs beside the one after it."""

@@ -53,9 +53,9 @@ class Parallel:
         executor_type: threads, for functions that wait or release the interpreter's lock; or processes.
         prefetch_factor: how many parts each worker has ready, or at work, before they are asked for.
         shares: cut each block into as many parts as there are workers.
-        by_time: whether blocks of a function of rows end after about 50 ms of work.
+        by_time: whether blocks of a function of rows end after about 100 ms of work.
 
-    Price: (prefetch_factor + 1) blocks of 4,096 rows, 1 MB or 50 ms of work held. A process takes .4 s to begin, once for an
+    Price: (prefetch_factor + 1) blocks of 4,096 rows, 1 MB or 100 ms of work held. A process takes .4 s to begin, once for an
     iterator or a loader, and 80 MB; a call of it 150 us, and what its samples and results cost to pickle.
     """
 
