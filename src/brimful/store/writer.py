@@ -8,6 +8,7 @@ at work is. A writer that is killed loses what came after the last note. The man
 from __future__ import annotations
 
 import os
+import zlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
@@ -174,6 +175,8 @@ def write_store(
                         if part.name not in kept:  # on a full disk it takes the room that the next call needs
                             part.unlink()
                     if not journal.files and journal.work is None:  # there is nothing to go on with
+                        for file in folder.glob("*.arrow"):  # complete, and not noted
+                            file.unlink()
                         _clear(folder)
                         if new:
                             with suppress(OSError):  # another writer has begun
@@ -243,7 +246,7 @@ class _Writer:
                         self._end_file(*place, least_bytes=FILE_BYTES)
                     self._add(block.slice(done))
                     before = after
-                    if after != END and monotonic() - self._noted >= KEEP_SECONDS:
+                    if not skip and after != END and monotonic() - self._noted >= KEEP_SECONDS:
                         self._note(after)
             self._flush()
             if self._if_empty is not None and self._part is None and not self._journal.files:
@@ -280,9 +283,11 @@ class _Writer:
     def _take_up(self, work: AtWork) -> bool:
         """Goes on with what is kept of the file at work; False where that is not there as it was noted."""
         try:
+            if self._checksums(work.part, work.bytes, work.held) != work.checksums:
+                return False
             batches = read_batches(self._folder / work.part, work.bytes, len(work.batches)) if work.part else []
             held = read_blocks(self._folder / work.held) if work.held else []
-        except (OSError, StopIteration, pa.ArrowInvalid):
+        except (OSError, StopIteration, pa.ArrowException):
             return False
         if [one.num_rows for one in batches] != work.batches or sum(one.num_rows for one in held) != work.rows:
             return False
@@ -314,15 +319,20 @@ class _Writer:
             held = f"{len(self._journal.files):05d}-{turn:d}.held"
             write_blocks(self._folder / held, self._held)
         rows = sum(block.num_rows for block in self._held)
-        kept = ("", 0, []) if part is None else (part.name, part.bytes, [*part.rows])
-        self._journal.work = AtWork(*kept, held, rows, after, self._types)
-        try:
-            self._journal.save()
-        except OSError:  # as on a full disk: the note before it holds
-            self._journal.work = before
-            raise
+        name, size, batches = ("", 0, []) if part is None else (part.name, part.bytes, [*part.rows])
+        sums = self._checksums(name, size, held)
+        self._journal.note(work=AtWork(name, size, batches, held, rows, sums, after, self._types))
         self._remove(before, self._journal.work)
         self._noted = monotonic()
+
+    def _checksums(self, part: str, size: int, held: str) -> list[int]:
+        """Of the first bytes of the file at work, and of the rows beside it. Price: .1 s for 128 MB."""
+        found = []
+        for name, most in ((part, size), (held, None)):
+            if name:
+                with pa.memory_map(str(self._folder / name)) as file:
+                    found.append(zlib.crc32(file.read_buffer(most)))
+        return found
 
     @property
     def _types(self) -> list[Any]:
@@ -384,12 +394,9 @@ class _Writer:
     def _end_file(self, after: State, skip: int = 0, *, least_bytes: int = 0) -> None:
         """Ends the file at work if it is long enough. `after`: a state of the chain, `skip` rows before the end of the file."""
         if self._part is not None and self._part.bytes >= least_bytes:
-            self._journal.files.append(self._part.close())
-            self._journal.state, self._part = after, None
-            self._journal.skip = skip
-            self._journal.types = self._types
-            before, self._journal.work = self._journal.work, None
-            self._journal.save()
+            before, files = self._journal.work, [*self._journal.files, self._part.close()]
+            self._part = None
+            self._journal.note(files=files, state=after, skip=skip, types=self._types, work=None)
             self._remove(before, None)
             self._noted = monotonic()
 

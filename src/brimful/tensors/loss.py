@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -171,13 +171,20 @@ def sample_mean(token_losses: torch.Tensor, batch: Mapping[str, Any], *, process
     def own() -> torch.Tensor:
         if rows is False:
             return torch.zeros((), device=means.device, dtype=torch.int64 if weights is None else means.dtype)
-        part = _HERE.part
-        if part is None or len(_labels_of_samples(part, _labels(part)[1])) != len(has):
+        here = _HERE.running
+        has_here = None if here is None else _labels_of_samples(here.part, _labels(here.part)[1]) > 0
+        if here is None or has_here is None or len(has_here) != len(has):
             return _total(counts, weights)
-        whole = _HERE.whole
-        has_label = _labels_of_samples(whole, _labels(whole)[1]) > 0
-        of_whole = _total(_that_count(has_label, rows_that_count(whole)), _loss_weights(whole, means))
-        shared: torch.Tensor = times(of_whole, _HERE.share)
+        if not torch.equal(has_here.to(has.device), has):
+            raise ValueError(
+                "the batch runs in parts, and sample_mean has other labels than the part: nobody knows how many samples the "
+                "whole batch has then. Give it the labels of the batch, with the losses in their places: "
+                "torch.nn.functional.pad(losses, (1, 0)) for those of the next token. Or give it their number in all parts: "
+                'batch | {"num_samples_on_rank": count}'
+            )
+        has_label = _labels_of_samples(here.whole, _labels(here.whole)[1]) > 0
+        of_whole = _total(_that_count(has_label, rows_that_count(here.whole)), _loss_weights(here.whole, means))
+        shared: torch.Tensor = times(of_whole, here.share)
         return shared
 
     names = NUM_SAMPLES if weights is None else SUM_OF_WEIGHTS
@@ -188,12 +195,18 @@ def sample_mean(token_losses: torch.Tensor, batch: Mapping[str, Any], *, process
     return total * world_size / count.to(total.dtype)
 
 
-class _Here(threading.local):
-    """The batch that this thread runs in parts, the part at hand, and its share in the batch; None: it runs batches whole."""
+class _Running(NamedTuple):
+    """A batch that runs in parts, the part at hand, and its share in the batch."""
 
     whole: Mapping[str, Any]
-    part: Mapping[str, Any] | None = None
+    part: Mapping[str, Any]
     share: float
+
+
+class _Here(threading.local):
+    """What this thread runs; None: batches as a whole."""
+
+    running: _Running | None = None
 
 
 _HERE: Final = _Here()
@@ -204,12 +217,12 @@ def running_part(whole: Any, part: Any, share: float) -> Iterator[None]:
     """Within, the loss of a part is multiplied by its share. So a mean over samples that nobody has counted divides by that share
     of those of the whole batch, whatever the share counts."""
     counted = isinstance(whole, Mapping) and isinstance(part, Mapping) and loss_labels(part) is not None
-    _HERE.whole, _HERE.part, _HERE.share = whole, part if counted else None, share
+    around = _HERE.running
+    _HERE.running = _Running(whole, part, share) if counted else None
     try:
         yield
     finally:
-        _HERE.part = None
-        del _HERE.whole
+        _HERE.running = around
 
 
 def times(number: Any, share: float) -> Any:
