@@ -44,6 +44,8 @@ def test_what_is_no_function_is_refused_where_it_is_given(name: str, call: Calla
     [
         (lambda: bf.from_files(WRONG), TypeError, r"^urls takes a path or a list of paths \(got 3\)$"),
         (lambda: bf.from_files([WRONG]), TypeError, r"^urls takes a path or a list of paths \(got 3\)$"),
+        (lambda: bf.from_files({"a.txt"}), TypeError, r"^urls takes a path or a list of paths \(got \{'a.txt'\}\)$"),
+        (lambda: bf.from_files(b"a.txt"), TypeError, r"^urls takes a path or a list of paths \(got b'a.txt'\)$"),
         (lambda: bf.from_files(""), ValueError, r"^urls must name at least one file \(got an empty name\)$"),
         (
             lambda: bf.from_files("a.txt", repeat=WRONG),
@@ -155,7 +157,7 @@ def test_what_is_no_function_is_refused_where_it_is_given(name: str, call: Calla
         (lambda: STREAM.batch(1, pad_side=False), ValueError, r"^pad_side must be one of right, left \(got False\)$"),  # type: ignore[arg-type]
         (lambda: STREAM.batch(1, collate_fn=0), TypeError, r"^collate_fn needs a function \(got 0\)$"),  # type: ignore[arg-type]
     ],
-    ids=range(27),
+    ids=range(29),
 )
 def test_a_setting_of_the_wrong_kind_is_refused(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

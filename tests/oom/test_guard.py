@@ -640,6 +640,65 @@ def test_parts_of_a_mean_over_samples_that_nobody_counted_give_that_of_the_whole
     assert step(batch, 1.0).item() == whole.item(), "a batch outside of the guard counts its own"
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_guard_inside_of_a_guarded_step_leaves_the_outer_ones_parts_alone(first: bool) -> None:
+    batch = {
+        "x": torch.arange(1.0, 9.0, dtype=torch.float64)[:, None] * torch.ones(1, 2, dtype=torch.float64),
+        "labels": torch.tensor([[1, 1], [-100, 1], [1, 1], [1, -100], [1, 1], [-100, 1], [1, 1], [1, 1]]),
+    }
+    outer, inner = SimulatedOOM(100), SimulatedOOM(100)
+    weights = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    reference = oom_guard(lambda part, scale: {"of": inner(part["x"]).sum(1)})
+
+    def step(part: dict[str, Any], scale: float) -> Tensor:
+        with torch.no_grad():
+            _ = reference(part) if first else None
+        loss = bf.sample_mean(outer(part["x"]) * weights, part)
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            _ = None if first else reference(part)
+        return loss.detach()
+
+    guard = oom_guard(step, parameters=[weights])
+    guard(batch)
+    assert weights.grad is not None
+    whole, weights.grad = weights.grad, None
+    outer.limit, inner.limit = 8, 4
+    guard(batch)
+    assert weights.grad is not None
+    assert (weights.grad - whole).abs().max() < 1e-12
+    assert guard.stats.parts > 1
+    assert reference.stats.parts > 1
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_step_in_parts_with_labels_of_its_own_says_how_many_samples_there_are(given: bool) -> None:
+    """Two samples have a label at the first place alone, which the step leaves out. No part knows how many such there are."""
+    batch = {
+        "x": torch.arange(1.0, 13.0, dtype=torch.float64).reshape(4, 3),
+        "labels": torch.tensor([[5, -100, -100], [-100, 5, 5], [5, -100, -100], [-100, 5, -100]]),
+    }
+    weight, device = torch.ones(1, dtype=torch.float64, requires_grad=True), SimulatedOOM(100)
+
+    def step(part: dict[str, Any], scale: float) -> Tensor:
+        own = {"labels": part["labels"][:, 1:]} | ({"num_samples_on_rank": 2 * scale} if given else {})
+        loss = bf.sample_mean((device(part["x"]) * weight)[:, :-1], own)
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    guard = oom_guard(step, parameters=[weight], weigh="samples")
+    assert guard(batch).item() == ((4 + 5) / 2 + 10) / 2
+    weight.grad, device.limit = None, 6
+    if given:
+        guard(batch)
+        assert weight.grad is not None
+        assert weight.grad.item() == ((4 + 5) / 2 + 10) / 2
+    else:
+        with pytest.raises(ValueError, match=r"sample_mean has other labels than the part: nobody knows how many"):
+            guard(batch)
+        assert weight.grad is None
+
+
 @pytest.mark.parametrize("labels", [[1.5, -100.0, 2.5], [[1.0], [-100.0], [-100.0]], [-100.0] * 3], ids=str)
 def test_a_fraction_of_minus_100_is_a_label_as_any_other(labels: Any) -> None:
     weight, device = torch.ones((), dtype=torch.float64, requires_grad=True), SimulatedOOM(1)

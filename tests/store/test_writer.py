@@ -25,6 +25,7 @@ import pytest
 import brimful as bf
 from brimful.core.run import Run
 from brimful.core.stage import END
+from brimful.rows import pace
 from brimful.store import writer
 from brimful.store.index import folder_of, verify_store
 from brimful.store.journal import LOCK, Journal
@@ -239,7 +240,9 @@ def test_what_a_writer_leaves_that_was_killed_at_its_end_is_cleared_away(tmp_pat
     }
 
 
-@pytest.mark.parametrize("lost", ["nothing", "part gone", "part cut", "part torn", "held gone", "held cut"])
+@pytest.mark.parametrize(
+    "lost", ["nothing", "part gone", "part cut", "part torn", "part bit", "held gone", "held cut", "held bit"]
+)
 def test_a_file_at_work_that_is_not_as_it_was_noted_is_made_again(
     tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,10 +265,77 @@ def test_a_file_at_work_that_is_not_as_it_was_noted_is_made_again(
                 path.write_bytes(content[:-1] if "held" in lost else content[: work["bytes"] - 1])
             if lost.endswith("torn"):
                 path.write_bytes(bytes(len(content)))
+            if lost.endswith("bit"):
+                place = work["bytes"] // 2 if "part" in lost else len(content) // 2
+                path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         read: list[int] = []
         assert write_store(Counted(BLOCKS, read=read), store) == whole
     assert read[0] == 1 + (work if path is None else journal)["state"]
     assert {each.name for each in store.iterdir()} == {each.name for each in (tmp_path / "whole").iterdir()}
+
+
+def test_a_store_that_is_interrupted_where_rows_are_passed_over_has_no_row_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file ends inside of a block, and the next run has shorter blocks: the note is not made at a row before that."""
+    stop = 0
+
+    def counted(row: dict[str, Any]) -> dict[str, Any]:
+        nonlocal stop
+        stop -= 1
+        if not stop:
+            raise KeyboardInterrupt
+        return row
+
+    rows = bf.from_sequence([{"id": number, "x": [number] * 10} for number in range(4_000)])
+    store = tmp_path / "store"
+    with small(5_000, 20_000):
+        stop = 3_000
+        with pytest.raises(KeyboardInterrupt):
+            rows.map(counted).to_store(store, version="1")
+        journal = json.loads((store / JOURNAL).read_text())
+        assert journal["skip"] > 100
+        monkeypatch.setattr(writer, "KEEP_SECONDS", 0.0)
+        stop = 60
+        with patch.object(pace, "WORK_SECONDS", 1e-9), pytest.raises(KeyboardInterrupt):
+            rows.map(counted).to_store(store, version="1")
+        stop = 0
+        assert [row["id"] for row in rows.map(counted).to_store(store, version="1")] == [*range(4_000)]
+
+
+def test_an_error_between_the_name_of_a_file_and_its_entry_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    for folder in (tmp_path / "new", tmp_path / "mine"):
+        if folder.name == "mine":
+            folder.mkdir()
+        rows = bf.from_sequence([{"id": number} for number in range(10)])
+        with (
+            patch.object(writer, "sha256_of", side_effect=OSError(5, "Input/output error")),
+            pytest.raises(OSError, match="Input/output"),
+        ):
+            rows.to_store(folder)
+        assert not [*folder.glob("*")]
+        assert len(rows.to_store(folder)) == 10
+
+
+def test_an_entry_that_could_not_be_written_keeps_the_note_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "KEEP_SECONDS", 0.0)
+    save = Journal.save
+
+    def full(journal: Journal) -> None:
+        if journal.files:
+            raise OSError(28, "No space left on device")
+        save(journal)
+
+    whole = store_of(tmp_path / "whole", BLOCKS, batch_bytes=200, file_bytes=1200)
+    read: list[int] = []
+    with small(200, 1200):
+        with patch.object(Journal, "save", full), pytest.raises(OSError, match="No space"):
+            write_store(Given(BLOCKS), tmp_path / "store")
+        assert json.loads((tmp_path / "store" / JOURNAL).read_text())["work"]["held"]
+        assert write_store(Counted(BLOCKS, read=read), tmp_path / "store") == whole
+    assert read[0] > 1, "it goes on after the note"
 
 
 def test_an_error_in_the_first_file_keeps_what_was_noted_and_another_pipeline_makes_it_go(

@@ -537,6 +537,12 @@ PADDED: Final = {"labels": torch.tensor([[1, -100], [2, 3]])}
         (torch.ones(3), PADDED, ValueError, "token_losses has 3 losses, and the batch 2 samples"),
         (
             torch.ones(2, 2),
+            PADDED | {"num_sides": 2},
+            ValueError,
+            "has 2 rows a sample, and one loss for all of them: give token_mean these losses, one a sample, (B,)",
+        ),
+        (
+            torch.ones(2, 2),
             {"labels": torch.ones(2, 2)},
             ValueError,
             "'labels' are torch.float32, not one integer a token",

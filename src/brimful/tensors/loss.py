@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from brimful.core.own_keys import LOSS_WEIGHTS, NUM_ITEMS, NUM_SAMPLES, SUM_OF_WEIGHTS, WEIGHTS
+from brimful.core.own_keys import LOSS_WEIGHTS, NUM_ITEMS, NUM_SAMPLES, NUM_SIDES, SUM_OF_WEIGHTS, WEIGHTS
 from brimful.tables.ragged import NOT_TRAINED_ON, loss_labels
 
 
@@ -135,7 +135,7 @@ def sample_mean(token_losses: torch.Tensor, batch: Mapping[str, Any], *, process
     Raises:
         TypeError: the losses are no tensor, or the batch is no dict.
         ValueError: the batch has no labels. Or the losses have another shape than the labels. Or the batch is part of an
-            optimizer step and has neither number.
+            optimizer step and has neither number. Or it is paired: `token_mean` takes the losses of pairs, (B,).
     Price: a few operations on (B, L), and none that waits for a GPU. In a filler on a GPU, one wait for the loss.
     Source: GRPO's mean over samples (DeepSeekMath), beside the mean over tokens of DAPO.
 
@@ -157,6 +157,11 @@ def sample_mean(token_losses: torch.Tensor, batch: Mapping[str, Any], *, process
     if not isinstance(token_losses, torch.Tensor):
         raise TypeError(
             f"token_losses must be a tensor, such as cross_entropy(..., reduction='none') gives (got {token_losses!r:.40})"
+        )
+    if NUM_SIDES in batch:
+        raise ValueError(
+            f"a batch of layout='paired' has {batch[NUM_SIDES]} rows a sample, and one loss for all of them: give token_mean "
+            "these losses, one a sample, (B,)"
         )
     means, has = _sample_means(token_losses, batch)
     rows = rows_that_count(batch)
