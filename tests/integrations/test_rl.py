@@ -177,6 +177,10 @@ def test_a_tensordict_comes_back_as_tensordicts() -> None:
 
 
 def test_micro_batches_that_cannot_be_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^the batch has no input_ids, by which samples are counted \(got responses\)$"
+    ):
+        rearrange_micro_batches({"responses": torch.ones(2, 3)}, 8)
     with pytest.raises(ValueError, match=r"^the batch has no attention_mask"):
         rearrange_micro_batches({"input_ids": torch.ones(2, 3, dtype=torch.long)}, 8)
     with pytest.raises(bf.OverlongError, match=r"a sample of 30 tokens \(sample 1\) cannot fit max_token_len=29"):

@@ -274,6 +274,10 @@ def _numbers(parts: list[IntArray]) -> list[list[int]]:
 
 def _lengths(batch: Any) -> IntArray:
     """The real tokens of each sample."""
+    if "input_ids" not in batch:
+        raise ValueError(
+            f"the batch has no input_ids, by which samples are counted (got {', '.join(map(str, batch.keys()))})"
+        )
     tokens = batch["input_ids"]
     if getattr(tokens, "is_nested", False):
         return _array(tokens.offsets().diff())
