@@ -22,6 +22,7 @@ from brimful.memory import OomGuard, SimulatedOOM, oom_guard, oom_safe
 from brimful.oom.modules import Buffers, modules_of_process
 from brimful.oom.parts import splittable
 from brimful.plan.errors import StateError
+from brimful.tensors.loss import running_part
 
 VOCABULARY, WIDTH = 11, 6
 
@@ -669,6 +670,17 @@ def test_a_guard_inside_of_a_guarded_step_leaves_the_outer_ones_parts_alone(firs
     assert (weights.grad - whole).abs().max() < 1e-12
     assert guard.stats.parts > 1
     assert reference.stats.parts > 1
+
+
+def test_a_part_of_a_compiled_step_has_one_graph() -> None:
+    labels = torch.tensor([[1, 2], [-100, 3], [4, -100], [5, 5]])
+
+    def mean(losses: Tensor, part: Tensor) -> Tensor:
+        return bf.sample_mean(losses, {"labels": part})
+
+    compiled = torch.compile(mean, fullgraph=True, backend="aot_eager")
+    with running_part({"labels": labels}, {"labels": labels[:2]}, 0.5):
+        assert compiled(torch.ones(2, 2), labels[:2]).item() == mean(torch.ones(2, 2), labels[:2]).item() == 1.0
 
 
 @pytest.mark.parametrize("given", [False, True])
