@@ -169,6 +169,8 @@ def test_data_sets_are_combined_in_a_list_and_before_they_are_batched(combine: A
     name = combine.__name__
     with pytest.raises(TypeError, match=rf"^{name} takes a list of data sets \(got IndexedDataset\)$"):
         combine(INDEXED)
+    with pytest.raises(TypeError, match=rf"^{name} takes a list of data sets \(got set\)$"):
+        combine({INDEXED})
     if combine is not bf.interleave_datasets:  # whose data sets may have names
         with pytest.raises(TypeError, match=rf"^{name} takes a list of data sets \(got dict\)$"):
             combine({"a": INDEXED})

@@ -1828,8 +1828,9 @@ def dataset_of(stage: Stage[Block], repeats: bool = False) -> Dataset:
 
 
 def several(caller: str, datasets: Any) -> tuple[Any, ...]:
-    """The data sets of a list. One alone, which would be iterated over to its end, is refused, and so is a dict."""
-    if isinstance(datasets, Dataset | Mapping) or not isinstance(datasets, Iterable):
+    """The data sets of a list. One alone, which would be iterated over to its end, is refused, and so are a dict and a set, which
+    has another order in each process."""
+    if isinstance(datasets, Dataset | Mapping | set | frozenset) or not isinstance(datasets, Iterable):
         raise TypeError(f"{caller} takes a list of data sets (got {type(datasets).__name__})")
     return tuple(datasets)
 

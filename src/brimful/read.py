@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast, overload
 
 from brimful.core.counters import OnError
@@ -146,9 +146,9 @@ def from_files(
     ['a0', 'b0', 'a1', 'b1']
     """
     given = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls) if isinstance(urls, Iterable) else (urls,)
-    if isinstance(urls, Set | bytes) or (odd := [url for url in given if not isinstance(url, str | os.PathLike)]):
-        found = urls if isinstance(urls, Set | bytes) else odd[0]
-        raise TypeError(f"urls takes a path or a list of paths (got {found!r:.40})")
+    no_list = [urls] if isinstance(urls, set | frozenset | bytes) else []
+    if odd := no_list or [url for url in given if not isinstance(url, str | os.PathLike)]:
+        raise TypeError(f"urls takes a path or a list of paths (got {odd[0]!r:.40})")
     if not given or "" in given:
         raise ValueError(f"urls must name at least one file (got {'an empty name' if given else 'none'})")
     kept = None if columns is None else names_of("columns", columns)

@@ -310,8 +310,10 @@ def check_version(version: Any) -> None:
 
 
 def names_of(setting: str, names: Any) -> tuple[str, ...]:
-    """A setting that names columns: one name, or several.
+    """A setting that names columns: one name, or several; a set by its letters, as it has another order in each process.
 
+    >>> names_of("select", {"b", "a", "c"})
+    ('a', 'b', 'c')
     >>> names_of("select", [3])
     Traceback (most recent call last):
     TypeError: select takes names of columns (got 3)
@@ -325,7 +327,7 @@ def names_of(setting: str, names: Any) -> tuple[str, ...]:
         raise TypeError(f"{setting} takes names of columns (got {odd[0]!r})")
     if twice := [name for number, name in enumerate(found) if name in found[:number]]:
         raise ValueError(f"{setting} names {twice[0]!r} twice")
-    return found
+    return tuple(sorted(found)) if isinstance(names, set | frozenset) else found
 
 
 def column_name(setting: str, name: Any) -> str:
