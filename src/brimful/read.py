@@ -146,7 +146,7 @@ def from_files(
     ['a0', 'b0', 'a1', 'b1']
     """
     given = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls) if isinstance(urls, Iterable) else (urls,)
-    no_list = [urls] if isinstance(urls, set | frozenset | bytes) else []
+    no_list: list[Any] = [urls] if isinstance(urls, set | frozenset | bytes) else []
     if odd := no_list or [url for url in given if not isinstance(url, str | os.PathLike)]:
         raise TypeError(f"urls takes a path or a list of paths (got {odd[0]!r:.40})")
     if not given or "" in given:
