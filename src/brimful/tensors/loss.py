@@ -173,6 +173,8 @@ def sample_mean(token_losses: torch.Tensor, batch: Mapping[str, Any], *, process
             "sample_mean the losses of the whole batch, and the batch as it came"
         )
 
+    names = NUM_SAMPLES if weights is None else SUM_OF_WEIGHTS
+
     def own() -> torch.Tensor:
         if rows is False:
             return torch.zeros((), device=means.device, dtype=torch.int64 if weights is None else means.dtype)
@@ -182,17 +184,16 @@ def sample_mean(token_losses: torch.Tensor, batch: Mapping[str, Any], *, process
             return _total(counts, weights)
         if not torch.compiler.is_compiling() and not torch.equal(has_here.to(has.device), has):
             raise ValueError(
-                "the batch runs in parts, and sample_mean has other labels than the part: nobody knows how many samples the "
-                "whole batch has then. Give it the labels of the batch, with the losses in their places: "
-                "torch.nn.functional.pad(losses, (1, 0)) for those of the next token. Or give it their number in all parts: "
-                'batch | {"num_samples_on_rank": count}'
+                "the batch runs in parts, and sample_mean has other labels than the part: nobody knows how many samples of the "
+                "whole batch have a label then. Give it the labels of the batch, with the losses in their places: "
+                "torch.nn.functional.pad(losses, (1, 0)) for those of the next token. Or say it to a guard with weigh='auto', "
+                f'and leave it in the part: guard(batch | {{"{names[1]}": count}})'
             )
         has_label = _labels_of_samples(here.whole, _labels(here.whole)[1]) > 0
         of_whole = _total(_that_count(has_label, rows_that_count(here.whole)), _loss_weights(here.whole, means))
         shared: torch.Tensor = times(of_whole, here.share)
         return shared
 
-    names = NUM_SAMPLES if weights is None else SUM_OF_WEIGHTS
     world_size, count = _counted(batch, names, own, means, process_group)
     if rows is False:
         return nothing(token_losses.values() if token_losses.is_nested else token_losses)
