@@ -145,9 +145,9 @@ def from_files(
     ...     [sample["text"] for sample in bf.from_files(f"{folder}/*.jsonl")]
     ['a0', 'b0', 'a1', 'b1']
     """
-    given = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls) if isinstance(urls, Iterable) else (urls,)
-    no_list: list[Any] = [urls] if isinstance(urls, set | frozenset | bytes) else []
-    if odd := no_list or [url for url in given if not isinstance(url, str | os.PathLike)]:
+    is_one = isinstance(urls, str | os.PathLike | bytes | set | frozenset) or not isinstance(urls, Iterable)
+    given: tuple[Any, ...] = (urls,) if is_one else tuple(cast("Iterable[Any]", urls))
+    if odd := [url for url in given if not isinstance(url, str | os.PathLike)]:
         raise TypeError(f"urls takes a path or a list of paths (got {odd[0]!r:.40})")
     if not given or "" in given:
         raise ValueError(f"urls must name at least one file (got {'an empty name' if given else 'none'})")

@@ -179,8 +179,7 @@ def sample_mean(token_losses: torch.Tensor, batch: Mapping[str, Any], *, process
         if rows is False:
             return torch.zeros((), device=means.device, dtype=torch.int64 if weights is None else means.dtype)
         here = _HERE.running
-        has_here = None if here is None else _labels_of_samples(here.part, _labels(here.part)[1]) > 0
-        if here is None or has_here is None or len(has_here) != len(has):
+        if here is None or len(has_here := _have_labels(here.part)) != len(has):
             return _total(counts, weights)
         if not torch.compiler.is_compiling() and not torch.equal(has_here.to(has.device), has):
             raise ValueError(
@@ -189,8 +188,8 @@ def sample_mean(token_losses: torch.Tensor, batch: Mapping[str, Any], *, process
                 "torch.nn.functional.pad(losses, (1, 0)) for those of the next token. Or say it to a guard with weigh='auto', "
                 f'and leave it in the part: guard(batch | {{"{names[1]}": count}})'
             )
-        has_label = _labels_of_samples(here.whole, _labels(here.whole)[1]) > 0
-        of_whole = _total(_that_count(has_label, rows_that_count(here.whole)), _loss_weights(here.whole, means))
+        counts_there = _that_count(_have_labels(here.whole), rows_that_count(here.whole))
+        of_whole = _total(counts_there, _loss_weights(here.whole, means))
         shared: torch.Tensor = times(of_whole, here.share)
         return shared
 
@@ -332,6 +331,11 @@ def _labels(batch: Mapping[str, Any]) -> tuple[str, torch.Tensor]:
             f"sample_mean needs labels, a tensor, in the batch (got {', '.join(map(str, batch)) or 'none'})"
         )
     return name, labels
+
+
+def _have_labels(batch: Mapping[str, Any]) -> torch.Tensor:
+    """Whether each sample, or piece, has a label, bool, (n,)."""
+    return _labels_of_samples(batch, _labels(batch)[1]) > 0
 
 
 def _labels_of_samples(batch: Mapping[str, Any], labels: torch.Tensor) -> torch.Tensor:
