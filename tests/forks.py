@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 Launch = Callable[..., list[Any]]
 """`launch(world_size, job, folder, *arguments)`: what each rank returned, through JSON; None of one that was killed or failed."""
+SECONDS = 200.0
+"""How long a job may take. Ranks that have not ended then are ended, and say where each of their threads stood."""
 
 
 @contextmanager
@@ -38,7 +43,10 @@ def forks_of(module: str) -> Iterator[Launch]:
         def launch(world_size: int, job: str, folder: Path, *arguments: Any) -> list[Any]:
             words = [job, str(folder), *arguments]
             print(json.dumps([world_size, free_port(), words]), file=child.stdin, flush=True)
-            assert json.loads(child.stdout.readline()) == words
+            late = json.loads(child.stdout.readline())
+            assert not late, f"{words}: not ended after {SECONDS:g} seconds: {late}\n" + "\n".join(
+                f"-- rank {rank}\n{said_by(folder, job, rank).read_text()}" for rank in range(world_size)
+            )
             results = [folder / f"{job}-{rank}.json" for rank in range(world_size)]
             found = [json.loads(path.read_text()) if path.exists() else None for path in results]
             for path in results:
@@ -69,9 +77,12 @@ def printed_by(example: str, world_size: int) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as here:
-        here.bind(("127.0.0.1", 0))
-        return int(here.getsockname()[1])
+    """A port that no connection takes before it is listened to: below those that the system gives out by itself."""
+    while True:
+        with socket.socket() as here, suppress(OSError):
+            port = 15_000 + secrets.randbelow(17_000)
+            here.bind(("127.0.0.1", port))
+            return port
 
 
 def serve(jobs: dict[str, Callable[..., Any]], imported: str, *, alone: bool = False) -> None:
@@ -91,16 +102,35 @@ def serve(jobs: dict[str, Callable[..., Any]], imported: str, *, alone: bool = F
                 os.environ |= environment(rank, world_size, port) if world_size > 1 or alone else {}
                 os.dup2(2, 1)  # stdout is for answers
                 job, folder, *arguments = words
-                try:
-                    saw = jobs[job](Path(folder), *arguments)
-                    (Path(folder) / f"{job}-{rank}.json").write_text(json.dumps(saw))
-                except Exception:  # SystemExit ends it as any process
-                    traceback.print_exc()
+                with said_by(Path(folder), job, rank).open("w") as said:
+                    faulthandler.enable(said)
+                    try:
+                        saw = jobs[job](Path(folder), *arguments)
+                        (Path(folder) / f"{job}-{rank}.json").write_text(json.dumps(saw))
+                    except Exception:  # SystemExit ends it as any process
+                        traceback.print_exc()
+                        traceback.print_exc(file=said)
                 sys.stderr.flush()
                 os._exit(0)  # without waiting for a rank that was killed
-        for process in ranks:
-            os.waitpid(process, 0)
-        print(json.dumps(words), flush=True)
+        print(json.dumps(late(ranks)), flush=True)
+
+
+def said_by(folder: Path, job: str, rank: int) -> Path:
+    """Where a rank of a job writes the error that ended it, or where it stood when it was ended."""
+    return folder / f"{job}-{rank}.txt"
+
+
+def late(processes: list[int]) -> list[str]:
+    """Waits for children; those that have not ended in time, in words, which are then."""
+    until = time.monotonic() + SECONDS
+    open_ = dict(enumerate(processes))
+    while open_ and time.monotonic() < until:
+        open_ = {rank: process for rank, process in open_.items() if not os.waitpid(process, os.WNOHANG)[0]}
+        time.sleep(0.005)
+    for process in open_.values():
+        os.kill(process, signal.SIGABRT)
+        os.waitpid(process, 0)
+    return [f"rank {rank}" for rank in open_]
 
 
 def environment(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -21,6 +21,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tests.forks import free_port
+
 
 class Handler(SimpleHTTPRequestHandler):
     """Ranges, ETag, If-Match; what its server is told to do wrong, it does."""
@@ -190,9 +192,7 @@ def s3() -> Iterator[dict[str, Any]]:
 @contextmanager
 def process_of(module: str, *arguments: str, **environment: str) -> Iterator[str]:
     """A server in a process of its own, on a free port; its URL, once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", module, *(word.format(port=port) for word in arguments)]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **environment}
