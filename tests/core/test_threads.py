@@ -2,21 +2,27 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from itertools import cycle, islice
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
 import brimful as bf
+from brimful.batching.rendezvous import Rendezvous
 from brimful.core import run as module
 from brimful.core.run import Run, Stopped
-from brimful.core.threads import Channel, Workers, awaited, map_ahead, read_ahead
+from brimful.core.threads import Channel, Inbox, WorkerFuture, Workers, awaited, map_ahead, read_ahead
 from brimful.sources.rotation import arrived
 from tests.shards import threads_left, write
 
@@ -279,6 +285,68 @@ def test_what_a_thread_begins_after_it_was_stopped_is_not_waited_for(kind: str) 
     go_on.set()
     channel.threads[0].join(20)
     assert threads_left() == []
+
+
+def ended(what: Callable[[], object]) -> bool:
+    """Whether it ends, in a thread of its own."""
+    thread = threading.Thread(target=what, daemon=True)
+    thread.start()
+    thread.join(60)
+    return not thread.is_alive()
+
+
+def test_waiting_for_less_time_than_a_step_takes_ends() -> None:
+    def results() -> None:
+        future: WorkerFuture[None] = WorkerFuture()
+        for _ in range(2_000):
+            with pytest.raises(TimeoutError):
+                future.result(2e-7)
+
+    def looks() -> None:
+        for _ in range(2_000):
+            Rendezvous(HashStore(), 1, 2, "name", {}, {}, 1.0, Run())._pause(2e-7)
+
+    def items() -> None:
+        for _ in range(2_000):
+            with pytest.raises(Empty):
+                Inbox[None]().get(2e-7)
+
+    assert ended(results)
+    assert ended(looks)
+    assert ended(items)
+
+
+def test_waiting_ends_in_time_although_a_signal_is_handled_longer() -> None:
+    def handled(*_: object) -> None:
+        time.sleep(0.5)
+
+    before = signal.signal(signal.SIGUSR1, handled)
+    wanted = Inbox[str]()
+    signals = threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGUSR1])
+    puts = threading.Timer(20.0, wanted.put, ["late"])
+    try:
+        puts.start()
+        signals.start()
+        with pytest.raises(Empty):
+            wanted.get(0.2)
+    finally:
+        puts.cancel()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_inbox_gives_what_several_threads_put_into_it_once() -> None:
+    inbox = Inbox[int]()
+    threads = [
+        threading.Thread(target=lambda part=part: [*map(inbox.put, part)])
+        for part in (range(0, 5_000), range(5_000, 9_999))
+    ]
+    for thread in threads:
+        thread.start()
+    found = [inbox.get(timeout) for timeout in islice(cycle([None, 30.0]), 9_999)]
+    assert sorted(found) == [*range(9_999)]
+    assert [number for number in found if number < 5_000] == [*range(5_000)], "each thread's in order"
+    with pytest.raises(Empty):
+        inbox.get(0.0)
 
 
 def test_a_result_that_a_thread_waits_for_too_long_is_a_timeout() -> None:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, Final
 from uuid import uuid4
 from zlib import crc32
@@ -31,7 +31,7 @@ from zlib import crc32
 from brimful.core.header import header_difference
 from brimful.core.run import Run, Stopped
 from brimful.core.stage import State
-from brimful.core.threads import Workers
+from brimful.core.threads import Inbox, Workers
 from brimful.plan.errors import RankError, StateError
 
 AHEAD_ROUNDS: Final = 2
@@ -84,7 +84,7 @@ class Rendezvous:
         self._rank, self._world_size, self._timeout_seconds = rank, world_size, timeout_seconds
         self._store = store
         self._closed = False
-        self._woken: SimpleQueue[None] = SimpleQueue()
+        self._woken: Inbox[None] = Inbox()
         self._waited = 0.0  # seconds, by the consumer for what it is to be given next
         self._since: float | None = None  # since when the store, or another rank through it, is waited for
         self._runs = RunRegistry(store, name, rank, world_size, header, place)

@@ -6,6 +6,7 @@ that are not stuck end before it does: one that is in the middle of native code 
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 import time
@@ -27,6 +28,37 @@ R = TypeVar("R")
 
 LOOK_SECONDS: Final = 0.1
 """Seconds between two looks of a thread that waits for something far away: whether anybody still wants it."""
+
+
+class Inbox(Generic[T]):
+    """A queue that any thread puts into and one takes from. Nobody holds a lock between two of its steps.
+
+    Python's own `SimpleQueue.get(timeout)` may wait without an end before Python 3.13: it goes on with what is left of its time,
+    which is below zero if the thread did not run for as long, or if a handler of a signal took as long.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._arrived = _thread.allocate_lock()  # free once something was put since it was taken last
+        self._arrived.acquire()
+
+    def put(self, item: T) -> None:
+        self._items.append(item)
+        with suppress(RuntimeError):  # it is free
+            self._arrived.release()
+
+    def get(self, timeout: float | None = None) -> T:
+        """The next item.
+
+        Raises:
+            Empty: there is none in `timeout` seconds.
+        """
+        until = inf if timeout is None else time.monotonic() + timeout
+        while not self._items:
+            left = until - time.monotonic()
+            if not self._arrived.acquire(timeout=-1 if left == inf else max(0.0, left)):
+                raise Empty
+        return self._items.popleft()
 
 
 def awaited(future: Future[R], timeout: float | None = None) -> R:
@@ -71,7 +103,7 @@ class WorkerFuture(Future[R]):
         self._over = self._stopped = False
         self._counts: Counts = {}
         self._callbacks: list[Callable[[Future[R]], object]] = []
-        self._waiting: list[SimpleQueue[None]] = []
+        self._waiting: list[Inbox[None]] = []
 
     def run(self, fn: Callable[[], tuple[R, Counts]]) -> None:
         """Called by the thread."""
@@ -100,7 +132,7 @@ class WorkerFuture(Future[R]):
             Stopped: it will not be waited for.
         """
         check_process(self._process)
-        arrived: SimpleQueue[None] = SimpleQueue()
+        arrived: Inbox[None] = Inbox()
         self._waiting.append(arrived)
         if not self._over and not self._stopped:
             with suppress(Empty):
@@ -289,7 +321,7 @@ class Channel(Generic[T]):
 
     def __init__(self, start: Callable[[], Generator[T, None, None]], capacity: int, name: str, run: Run) -> None:
         self._start, self._run = start, run
-        self._made: SimpleQueue[tuple[T, Counts] | None] = SimpleQueue()  # None after the last
+        self._made: Inbox[tuple[T, Counts] | None] = Inbox()  # None after the last
         self._free: SimpleQueue[None] = SimpleQueue()  # places; one more where nobody listens any longer
         for _ in range(capacity):
             self._free.put(None)

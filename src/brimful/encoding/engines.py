@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from brimful.core.counters import with_counters
 from brimful.core.run import Run
-from brimful.core.threads import Workers
+from brimful.core.threads import Inbox, Workers
 from brimful.encoding import compiled
 from brimful.encoding.special_tokens import SpecialTokens
 from brimful.encoding.word_cache import WordCache
@@ -138,7 +138,7 @@ class Engine:
         rows, worth = _first(texts, AUDITED_TEXTS - seen)
         begun[key] = seen + worth
         worker = Workers(1, "audit")
-        under_way = SimpleQueue[None]() if self.ways[0].slow and "_taken" not in vars(self) else None
+        under_way = Inbox[None]() if self.ways[0].slow and "_taken" not in vars(self) else None
         worker.belong(run)
         audited = worker.submit(self._tokenized, texts, rows, under_way)
         worker.finish()  # nobody may wait for it: workers that a loader keeps outlive the iterator
@@ -168,7 +168,7 @@ class Engine:
         """Of what was audited: by the way that is hoped for, as which of them can be made is the same throughout a process."""
         return self.ways[0].name, self.fingerprint
 
-    def _tokenized(self, texts: pa.Array, rows: NDArray[np.int64], under_way: SimpleQueue[None] | None) -> Ragged:
+    def _tokenized(self, texts: pa.Array, rows: NDArray[np.int64], under_way: Inbox[None] | None) -> Ragged:
         """The tokenizer's own tokens of some texts.
 
         Args:
