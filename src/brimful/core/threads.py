@@ -44,8 +44,9 @@ class Inbox(Generic[T]):
 
     def put(self, item: T) -> None:
         self._items.append(item)
-        with suppress(RuntimeError):  # it is free
-            self._arrived.release()
+        if self._arrived.locked():
+            with suppress(RuntimeError):  # another thread was faster
+                self._arrived.release()
 
     def get(self, timeout: float | None = None) -> T:
         """The next item.
