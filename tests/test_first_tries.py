@@ -156,8 +156,10 @@ def test_what_is_no_function_is_refused_where_it_is_given(name: str, call: Calla
         ),
         (lambda: STREAM.batch(1, pad_side=False), ValueError, r"^pad_side must be one of right, left \(got False\)$"),  # type: ignore[arg-type]
         (lambda: STREAM.batch(1, collate_fn=0), TypeError, r"^collate_fn needs a function \(got 0\)$"),  # type: ignore[arg-type]
+        (lambda: bf.from_store(WRONG), TypeError, r"^path must be the path of a folder \(got 3\)$"),
+        (lambda: INDEXED.to_store(WRONG), TypeError, r"^path must be the path of a folder \(got 3\)$"),
     ],
-    ids=range(29),
+    ids=range(31),
 )
 def test_a_setting_of_the_wrong_kind_is_refused(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections import UserList
+from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,7 +97,37 @@ def test_what_is_no_sequence_of_samples_is_refused(sequence: Any) -> None:
         ),
         (
             {"a": "\ud800"},
-            "from_sequence failed in rows 4,096 to 4,098: the values of column 'a' have no common type: ",
+            "from_sequence failed at row 4,097: column 'a' has text with half a surrogate pair, which no column but one of type "
+            "'json' can hold: it was cut within a character",
+        ),
+        (
+            {"a": 1 << 70},
+            "from_sequence failed at row 4,097: column 'a' has an integer, which no column but one of type 'json' can hold: "
+            "1,180,591,620,717,411,303,424 is beyond 64 bits",
+        ),
+        (
+            {"a": 1j},
+            "from_sequence failed at row 4,097: column 'a' has a value of type complex, which no column can hold: give text, ",
+        ),
+        (
+            {"a": torch.zeros(2, dtype=torch.bfloat16)},
+            "from_sequence failed at row 4,097: column 'a' has a tensor of bfloat16, which no column can hold: columns have "
+            "no such type: return tensor.float()",
+        ),
+        (
+            {"a": {"x", "y"}},
+            "from_sequence failed at row 4,097: column 'a' has a set, which no column can hold: a set has no order, and each "
+            "process would give it another: give sorted(value)",
+        ),
+        (
+            {"a": [frozenset("xy")]},
+            "from_sequence failed at row 4,097: column 'a' has an object, which no column can hold: JSON has no equal for a "
+            "frozenset at [0]",
+        ),
+        (
+            {"a": {"b": {"x", "y"}}},
+            "from_sequence failed at row 4,097: column 'a' has an object, which no column can hold: JSON has no equal for a "
+            "set at b",
         ),
     ],
 )
@@ -103,6 +135,35 @@ def test_a_row_that_is_no_sample_is_an_error_with_its_number(row: Any, message: 
     with pytest.raises(bf.StageError) as error:
         list(bf.from_sequence([*[{"a": 1}] * 4_097, row, {"a": 2}]))
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Path("x"), "column 'a' has a value of type PosixPath, which no column can hold: give text, "),
+        ({"x", "y"}, "column 'a' has a set, which no column can hold: a set has no order"),
+        ([{"x", "y"}], "column 'a' has an object, which no column can hold: JSON has no equal for a set at [0]"),
+        (
+            [{"b": {"x", "y"}}],
+            "column 'a' has an object, which no column can hold: JSON has no equal for a set at [0].b",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["map", "from_iterable", "from_dataset"])
+def test_a_value_that_no_column_holds_is_refused_with_what_helps(kind: str, value: Any, message: str) -> None:
+    made: dict[str, Callable[[], bf.Dataset]] = {
+        "map": lambda: bf.from_sequence([{"n": 1}]).map(lambda _: {"a": value}),
+        "from_iterable": lambda: bf.from_iterable([{"a": value}]),
+        "from_dataset": lambda: bf.from_dataset([{"a": value}]),
+    }
+    with pytest.raises(bf.StageError) as error:
+        list(made[kind]())
+    assert message in str(error.value)
+
+
+def test_a_set_is_refused_where_lists_came_before_it() -> None:
+    with pytest.raises(bf.StageError, match="a set has no order"):
+        list(bf.from_sequence([{"n": n} for n in range(50)]).map(lambda row: {"a": [1] if row["n"] < 40 else {1, 2}}))
 
 
 def test_a_column_that_changes_its_type_late_is_an_error_with_its_place() -> None:

@@ -276,12 +276,14 @@ def other_signature(fn: Callable[..., Any], *arguments: Any) -> inspect.Signatur
 
 
 def check_path(name: str, path: str | os.PathLike[str]) -> None:
-    """Refuses an empty path, which would be the folder that this process is in.
+    """Refuses what is no path, and an empty one, which would be the folder that this process is in.
 
     >>> check_path("path", "")
     Traceback (most recent call last):
     ValueError: path must name a folder (got ''); '.' is the one that this process is in
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name} must be the path of a folder (got {path!r})")
     if not os.fspath(path):
         raise ValueError(f"{name} must name a folder (got {path!r}); '.' is the one that this process is in")
 

@@ -133,6 +133,7 @@ class StoreIndex(DataIndex):
         Raises:
             ValueError: the store lacks one of the columns.
         """
+        check_path("path", path)
         kept = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
         index = cls(os.fspath(path), kept, dict(storage_options or {}), timeout_seconds, cache)
         known = index.manifest.columns

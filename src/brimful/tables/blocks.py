@@ -17,7 +17,7 @@ from brimful.tables.arrays import arrays_in, kind_of
 from brimful.tables.objects import is_json, values_in
 from brimful.tables.origins import HIDDEN, ORIGIN, where
 from brimful.tables.ragged import EMPTY, array_of, column_of, is_ragged, numpy_of, with_column
-from brimful.tables.schema import UNFIT, MisfitError, as_column, conform, large, unified
+from brimful.tables.schema import UNFIT, MisfitError, as_column, conform, large, unheld, unified
 
 Sample: TypeAlias = dict[str, Any]
 
@@ -148,6 +148,7 @@ def from_samples(rows: Sequence[Sample]) -> Block:
 
     Raises:
         TypeError: the values of a column have no common type, or a row is not a dict with strings as keys.
+        UnheldError: no column can hold a value.
     """
     names: dict[str, None] = {}
     for row in rows:
@@ -160,9 +161,12 @@ def from_samples(rows: Sequence[Sample]) -> Block:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
     columns = []
     for name in names:
+        values = [row.get(name) for row in rows]
         try:
-            columns.append(as_column([row.get(name) for row in rows]))
+            columns.append(as_column(values))
         except UNFIT as error:
+            if (failure := unheld(name, values)) is not None:
+                raise failure from error
             raise TypeError(f"the values of column {name!r} have no common type: {error}") from error
     return pa.RecordBatch.from_arrays(columns, list(names))
 

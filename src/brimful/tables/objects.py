@@ -23,6 +23,7 @@ from brimful.tables.ragged import any_part, is_text, null_in, offsets_in
 JSON: Final[pa.DataType] = pa.json_()
 """The type of a column of objects. It travels with the column everywhere, as no mark on a field would; files have it, too."""
 _SCALARS: Final = (str, int, NoneType)
+_OBJECTS: Final = (dict, set, frozenset)
 _DECODER: Final = msgspec.json.Decoder()
 _UNREAD: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """What msgspec says of NaN, half a surrogate pair, 1e400, and of what is no JSON."""
@@ -86,19 +87,24 @@ def _said(value: Any, kind: pa.DataType) -> Any:
 
 
 def has_objects(values: Iterable[Any]) -> bool:
-    """Whether some of the values are objects, or lists with objects in them.
+    """Whether some of the values are objects, or lists with objects in them. A set is taken for one: JSON has none.
 
     >>> has_objects([[1, 2], None]), has_objects([[[{"a": 1}]]])
     (False, True)
     """
+    every = values if isinstance(values, list) else [*values]
+    lists = False
+    for kind in {*map(type, every)}:
+        if issubclass(kind, _OBJECTS):
+            return True
+        lists = lists or issubclass(kind, list)
     try:
-        return any(isinstance(value, dict) or (isinstance(value, list) and _holds_objects(value)) for value in values)
+        return lists and any(has_objects(value) for value in every if isinstance(value, list))
     except RecursionError:  # nothing else may be nested so deeply either
         return True
 
 
-def _holds_objects(values: list[Any]) -> bool:
-    return any(issubclass(kind, dict | list) for kind in {*map(type, values)}) and has_objects(values)
+NO_ORDER: Final = "a set has no order, and each process would give it another: give sorted(value)"
 
 
 class NestedError(OverflowError):
@@ -136,7 +142,11 @@ def json_of(values: Sequence[Any], strict: bool = True) -> pa.Array:
 
 
 def refuse_nested(values: Iterable[Any]) -> None:
-    """Raises NestedError for structs of more than MOST_LEVELS: Arrow would end the process."""
+    """An error for what Arrow would take and may not: structs of more than MOST_LEVELS end the process, and a set has no order.
+
+    Raises:
+        NestedError, pa.ArrowInvalid: which of them.
+    """
     for value in values:
         _go_through(value, MOST_LEVELS)
 
@@ -144,6 +154,8 @@ def refuse_nested(values: Iterable[Any]) -> None:
 def _go_through(value: Any, levels: int) -> None:
     if not levels:
         raise NestedError
+    if isinstance(value, set | frozenset):
+        raise pa.ArrowInvalid(NO_ORDER)
     if isinstance(value, dict | list | tuple):
         for inner in value.values() if isinstance(value, dict) else value:
             _go_through(inner, levels - 1)

@@ -31,6 +31,7 @@ from brimful.tables.arrays import (
 )
 from brimful.tables.objects import (
     JSON,
+    NO_ORDER,
     NestedError,
     as_json_column,
     can_be_json,
@@ -117,7 +118,7 @@ def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
         with suppress(pa.ArrowInvalid):
             return json_of(values)
         refuse_nested(values)
-    elif kind is not None and dict in types:
+    elif kind is not None and types & {dict, set, frozenset}:
         refuse_nested(values)
     first = next((value for value in values if value is not None), None)
     if not _is_array(first) and not isinstance(kind, pa.FixedShapeTensorType | RaggedArrayType):
@@ -615,6 +616,34 @@ class MisfitError(ValueError):
         return f"{self}; {remedy}"
 
 
+class UnheldError(MisfitError):
+    """A value that no column can hold, of whatever type.
+
+    Args:
+        row: its number.
+    """
+
+    def __init__(self, column: str, value: Any, row: int = 0) -> None:
+        found, why, asked = _cause(value, pa.null())
+        kind = f"a value of type {type(value).__name__}" if found.endswith(_UNHELD) else found
+        but = f" but one of type {asked}" if asked else ""
+        words = f"column {column!r} has {kind}, which no column{but} can hold: {why or _HELD}"
+        super().__init__(column, found, None, words, partial(int, row))
+
+    def told(self, remedy: str = "") -> str:
+        return str(self)
+
+
+def unheld(column: str, values: Sequence[Any]) -> UnheldError | None:
+    """The error for the first of the values that no column can hold; None where each has a type, but not all have one."""
+    for row, value in enumerate(values):
+        try:
+            as_column([value])
+        except UNFIT:
+            return UnheldError(column, value, row)
+    return None
+
+
 def conform(block: pa.RecordBatch, schema: pa.Schema, *, exact: bool = False) -> pa.RecordBatch:
     """A block with the columns and types of a schema. Absent columns are null.
 
@@ -787,6 +816,8 @@ def _unfit(value: Any, field: pa.Field) -> MisfitError | None:
         as_column([value], kind)
         return None if field.nullable or value is not None else MisfitError(field.name, "null", f"{wanted} not null")
     found, why, type_asked = _cause(value, kind)
+    if pa.types.is_null(kind) and unheld(field.name, [value]):
+        return UnheldError(field.name, value)
     if pa.types.is_null(kind) and type_asked and not why:
         why = f"it was null in the first {SAMPLE_ROWS:,} rows, or as many as there were"
     return MisfitError(field.name, found, wanted, why, asked=type_asked)
@@ -809,6 +840,8 @@ def _cause(value: Any, kind: pa.DataType) -> tuple[str, str, str]:
         return "a tensor that needs gradients", "return tensor.detach()", ""
     if isinstance(value, np.ma.MaskedArray):
         return "a masked array", _MASKED, ""
+    if isinstance(value, set | frozenset):
+        return "a set", NO_ORDER, ""
     if _lists_arrays(value):
         return "a list of arrays", _LISTED, ""
     found = _type_of(value, kind)
@@ -847,6 +880,7 @@ _HELD_AS: Final = {pa.int64().id: int, pa.float64().id: float, pa.bool_().id: bo
 _OWN: Final = {int: "int64", float: "double", bool: "bool", str: "string"}
 _HALF_PAIR: Final = r"[\ud800-\udfff]"
 _UNHELD: Final = "that no column can hold"
+_HELD: Final = "give text, bytes, numbers, dates, arrays, lists of these, or dicts of these"
 _AS_WRITTEN: Final = {
     str: "pa.string()",
     int: "pa.int64()",
