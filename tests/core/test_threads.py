@@ -342,7 +342,7 @@ def test_an_inbox_gives_what_several_threads_put_into_it_once() -> None:
     ]
     for thread in threads:
         thread.start()
-    found = [inbox.get(timeout) for timeout in islice(cycle([None, 30.0]), 9_999)]
+    found = [inbox.get(timeout) for timeout in islice(cycle([None, 30.0, threading.TIMEOUT_MAX]), 9_999)]
     assert sorted(found) == [*range(9_999)]
     assert [number for number in found if number < 5_000] == [*range(5_000)], "each thread's in order"
     with pytest.raises(Empty):

@@ -54,10 +54,10 @@ class Inbox(Generic[T]):
         Raises:
             Empty: there is none in `timeout` seconds.
         """
-        until = inf if timeout is None else time.monotonic() + timeout
+        until = time.monotonic() + (timeout or 0.0)
         while not self._items:
-            left = until - time.monotonic()
-            if not self._arrived.acquire(timeout=-1 if left == inf else max(0.0, left)):
+            left = min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
+            if not self._arrived.acquire(timeout=-1 if timeout is None else left):
                 raise Empty
         return self._items.popleft()
 
