@@ -2,7 +2,7 @@
 
 Ctrl-C comes to the main thread between any two of its steps, also to those inside `threading`: a lock of Python's that it
 has just taken stays locked, a thread that it is starting is nobody's. So whoever consumes takes no lock that a thread of
-ours may want. All goes through queues written in C, what runs is known before it runs, and threads start threads.
+ours may want. All goes through queues without such locks, what runs is known before it runs, and threads start threads.
 """
 
 from __future__ import annotations

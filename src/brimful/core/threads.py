@@ -31,7 +31,7 @@ LOOK_SECONDS: Final = 0.1
 
 
 class Inbox(Generic[T]):
-    """A queue that any thread puts into and one takes from. Nobody holds a lock between two of its steps.
+    """A queue that any thread puts into and one takes from. Only that one acquires its lock: a Ctrl-C there stops no other.
 
     Python's own `SimpleQueue.get(timeout)` may wait without an end before Python 3.13: it goes on with what is left of its time,
     which is below zero if the thread did not run for as long, or if a handler of a signal took as long.
