@@ -118,7 +118,7 @@ def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
         with suppress(pa.ArrowInvalid):
             return json_of(values)
         refuse_nested(values)
-    elif kind is not None and types & {dict, set, frozenset}:
+    elif kind is not None and (types & {dict, set, frozenset} or (_is_deep(kind) and has_objects(values))):
         refuse_nested(values)
     first = next((value for value in values if value is not None), None)
     if not _is_array(first) and not isinstance(kind, pa.FixedShapeTensorType | RaggedArrayType):
@@ -156,6 +156,11 @@ def large(kind: pa.DataType) -> pa.DataType:
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "__array__") and not np.isscalar(value)
+
+
+def _is_deep(kind: pa.DataType) -> bool:
+    """Whether it is a type of lists of lists."""
+    return is_list(kind) and is_list(kind.value_type)
 
 
 def _lists_arrays(value: Any) -> bool:
