@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 Launch = Callable[..., list[Any]]
 """`launch(world_size, job, folder, *arguments)`: what each rank returned, through JSON; None of one that was killed or failed."""
 SECONDS = 200.0
-"""How long a job may take. Ranks that have not ended then are ended, and say where each of their threads stood."""
+"""How long a job may take. A rank that has not ended then says where each of its threads stands, and ends."""
 
 
 @contextmanager
@@ -43,9 +42,11 @@ def forks_of(module: str) -> Iterator[Launch]:
         def launch(world_size: int, job: str, folder: Path, *arguments: Any) -> list[Any]:
             words = [job, str(folder), *arguments]
             print(json.dumps([world_size, free_port(), words]), file=child.stdin, flush=True)
-            late = json.loads(child.stdout.readline())
-            assert not late, f"{words}: not ended after {SECONDS:g} seconds: {late}\n" + "\n".join(
-                f"-- rank {rank}\n{said_by(folder, job, rank).read_text()}" for rank in range(world_size)
+            assert json.loads(child.stdout.readline()) == words
+            said = [said_by(folder, job, rank).read_text() for rank in range(world_size)]
+            late = [rank for rank, text in enumerate(said) if text.startswith("Timeout (")]
+            assert not late, f"{words}: ranks {late} had not ended after {SECONDS:g} seconds\n" + "\n".join(
+                f"-- rank {rank}\n{text}" for rank, text in enumerate(said)
             )
             results = [folder / f"{job}-{rank}.json" for rank in range(world_size)]
             found = [json.loads(path.read_text()) if path.exists() else None for path in results]
@@ -104,6 +105,7 @@ def serve(jobs: dict[str, Callable[..., Any]], imported: str, *, alone: bool = F
                 job, folder, *arguments = words
                 with said_by(Path(folder), job, rank).open("w") as said:
                     faulthandler.enable(said)
+                    faulthandler.dump_traceback_later(SECONDS, exit=True, file=said)
                     try:
                         saw = jobs[job](Path(folder), *arguments)
                         (Path(folder) / f"{job}-{rank}.json").write_text(json.dumps(saw))
@@ -112,25 +114,14 @@ def serve(jobs: dict[str, Callable[..., Any]], imported: str, *, alone: bool = F
                         traceback.print_exc(file=said)
                 sys.stderr.flush()
                 os._exit(0)  # without waiting for a rank that was killed
-        print(json.dumps(late(ranks)), flush=True)
+        for process in ranks:
+            os.waitpid(process, 0)
+        print(json.dumps(words), flush=True)
 
 
 def said_by(folder: Path, job: str, rank: int) -> Path:
-    """Where a rank of a job writes the error that ended it, or where it stood when it was ended."""
+    """Where a rank of a job writes the error that ended it, or where it stood when its time was over."""
     return folder / f"{job}-{rank}.txt"
-
-
-def late(processes: list[int]) -> list[str]:
-    """Waits for children; those that have not ended in time, in words, which are then."""
-    until = time.monotonic() + SECONDS
-    open_ = dict(enumerate(processes))
-    while open_ and time.monotonic() < until:
-        open_ = {rank: process for rank, process in open_.items() if not os.waitpid(process, os.WNOHANG)[0]}
-        time.sleep(0.005)
-    for process in open_.values():
-        os.kill(process, signal.SIGABRT)
-        os.waitpid(process, 0)
-    return [f"rank {rank}" for rank in open_]
 
 
 def environment(rank: int, world_size: int, port: int) -> dict[str, str]:

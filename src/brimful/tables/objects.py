@@ -23,7 +23,8 @@ from brimful.tables.ragged import any_part, is_text, null_in, offsets_in
 JSON: Final[pa.DataType] = pa.json_()
 """The type of a column of objects. It travels with the column everywhere, as no mark on a field would; files have it, too."""
 _SCALARS: Final = (str, int, NoneType)
-_OBJECTS: Final = (dict, set, frozenset)
+OBJECTS: Final = (dict, set, frozenset)
+NO_ORDER: Final = "a set has no order, and each process would give it another: give sorted(value)"
 _DECODER: Final = msgspec.json.Decoder()
 _UNREAD: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """What msgspec says of NaN, half a surrogate pair, 1e400, and of what is no JSON."""
@@ -95,16 +96,13 @@ def has_objects(values: Iterable[Any]) -> bool:
     every = values if isinstance(values, list) else [*values]
     lists = False
     for kind in {*map(type, every)}:
-        if issubclass(kind, _OBJECTS):
+        if issubclass(kind, OBJECTS):
             return True
         lists = lists or issubclass(kind, list)
     try:
         return lists and any(has_objects(value) for value in every if isinstance(value, list))
     except RecursionError:  # nothing else may be nested so deeply either
         return True
-
-
-NO_ORDER: Final = "a set has no order, and each process would give it another: give sorted(value)"
 
 
 class NestedError(OverflowError):

@@ -32,6 +32,7 @@ from brimful.tables.arrays import (
 from brimful.tables.objects import (
     JSON,
     NO_ORDER,
+    OBJECTS,
     NestedError,
     as_json_column,
     can_be_json,
@@ -118,7 +119,7 @@ def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
         with suppress(pa.ArrowInvalid):
             return json_of(values)
         refuse_nested(values)
-    elif kind is not None and (types & {dict, set, frozenset} or (_is_deep(kind) and has_objects(values))):
+    elif kind is not None and (types.intersection(OBJECTS) or (_is_deep(kind) and has_objects(values))):
         refuse_nested(values)
     first = next((value for value in values if value is not None), None)
     if not _is_array(first) and not isinstance(kind, pa.FixedShapeTensorType | RaggedArrayType):
@@ -820,9 +821,9 @@ def _unfit(value: Any, field: pa.Field) -> MisfitError | None:
     with suppress(*UNFIT):
         as_column([value], kind)
         return None if field.nullable or value is not None else MisfitError(field.name, "null", f"{wanted} not null")
+    if pa.types.is_null(kind) and (failure := unheld(field.name, [value])) is not None:
+        return failure
     found, why, type_asked = _cause(value, kind)
-    if pa.types.is_null(kind) and unheld(field.name, [value]):
-        return UnheldError(field.name, value)
     if pa.types.is_null(kind) and type_asked and not why:
         why = f"it was null in the first {SAMPLE_ROWS:,} rows, or as many as there were"
     return MisfitError(field.name, found, wanted, why, asked=type_asked)
